@@ -4,7 +4,7 @@
 //!
 //! First by the algebra: rules joined with `and` and `or`. Then by a rule of one's own: guesses of a small model for how a text goes on,
 //! drawn as a tree, all of which a large model judges in one call (speculative decoding). A guess may see the text and the guesses
-//! before it on its own branch, and nothing of the others. Look at the second picture row by row: each is a path to the root.
+//! before it on its own branch, and nothing of the others (`Mask::tree` is this rule, built in). Look at the second picture row by row: each is a path to the root.
 //!
 //! Try next: add a branch to `GUESSES`; join the tree with `Mask::full().window(6)`; a rule for trees of documents and sections.
 

@@ -3,7 +3,7 @@
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use regard::cache::CacheShape;
+use regard::cache::{CacheShape, Quantization};
 use regard::KvCache;
 use regard_fuzz::size;
 use regard_testkit::CacheModel;
@@ -17,7 +17,11 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         let mut next = || size(u, true);
         let shape = CacheShape { heads: next()?, qk_dim: next()?, v_dim: next()?, page: next()? };
         let budget = next()?;
-        if let Ok(cache) = KvCache::<f32>::new(shape, budget) {
+        let in_8_bits = Quantization::ALL.into_iter().flat_map(|x| {
+            [KvCache::quantized(shape, x, budget), KvCache::latent_quantized(shape, x, budget)]
+        });
+        let others = [KvCache::<f32>::new(shape, budget), KvCache::latent(shape, budget)];
+        for cache in in_8_bits.chain(others).flatten() {
             assert_eq!((cache.shape(), cache.budget(), cache.bytes()), (shape, budget, 0));
         }
         return Ok(());

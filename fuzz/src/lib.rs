@@ -2,7 +2,7 @@
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use regard::reference::Inputs;
-use regard::mask::{Bits, MaskRule};
+use regard::mask::{Bits, KeyLists, MaskRule};
 use regard::problem::{Additive, Align, Dropout, Local, Normalizer, Scope, Similarity};
 use regard::score::RelativeBias;
 use regard::{Isa, Machine, Mask, Problem, Score, View};
@@ -56,7 +56,7 @@ pub fn mask(u: &mut Unstructured<'_>, at: Sizes, wild: bool, depth: usize) -> Re
         let n = size(u, wild)?;
         Ok::<_, arbitrary::Error>(if wild { n } else { n % 40 + 1 })
     };
-    let last = if depth == 0 { 12 } else { 15 };
+    let last = if depth == 0 { 15 } else { 17 };
     Ok(match u.int_in_range(0..=last)? {
         0 => Mask::full(),
         1 => Mask::causal(),
@@ -118,9 +118,45 @@ pub fn mask(u: &mut Unstructured<'_>, at: Sizes, wild: bool, depth: usize) -> Re
         }
         12 => Mask::custom(Ranges(Vec::arbitrary(u)?)),
         13 => Mask::strided(positive(u)?),
-        14 => mask(u, at, wild, depth - 1)?.and(mask(u, at, wild, depth - 1)?),
+        14 => {
+            let items = count(u, batch)?;
+            let trees = (0..items).map(|_| tree(u, q_len.min(k_len), wild));
+            Mask::trees(&trees.collect::<Result<Vec<_>>>()?)
+        }
+        15 => lists(u, at, wild)?,
+        16 => mask(u, at, wild, depth - 1)?.and(mask(u, at, wild, depth - 1)?),
         _ => mask(u, at, wild, depth - 1)?.or(mask(u, at, wild, depth - 1)?),
     })
+}
+
+/// Parents of draft tokens; if `wild`, also ones that come after their children.
+fn tree(u: &mut Unstructured<'_>, most: usize, wild: bool) -> Result<Vec<Option<usize>>> {
+    let n = bounded(u, most.min(256), wild)?.min(1 << 10);
+    let parent = |i: usize| -> Result<Option<usize>> {
+        let parent = if wild { size(u, wild)? } else { usize::from(u8::arbitrary(u)?) };
+        Ok(if wild { Some(parent) } else { Some(parent).filter(|parent| *parent < i) })
+    };
+    (0..n).map(parent).collect()
+}
+
+/// Key lists for rows, blocks of rows and heads.
+fn lists(u: &mut Unstructured<'_>, at: Sizes, wild: bool) -> Result<Mask> {
+    let Sizes { batch, heads, q_len, k_len } = at;
+    let row_block = 1 + usize::from(u8::arbitrary(u)? % 80);
+    let per_head = bool::arbitrary(u)? && heads <= 8;
+    let shape = [
+        if bool::arbitrary(u)? { 1 } else { batch.min(4) },
+        if per_head { heads } else { 1 },
+        q_len.div_ceil(row_block).min(256),
+    ];
+    let list = |_| {
+        let n = usize::from(u8::arbitrary(u)?) % 12;
+        let n = if k_len == 0 && !wild { 0 } else { n };
+        (0..n).map(|_| bounded(u, k_len.saturating_sub(1), wild)).collect::<Result<Vec<_>>>()
+    };
+    let lists: Vec<_> = (0..shape.iter().product::<usize>()).map(list).collect::<Result<_>>()?;
+    let lists = KeyLists::new(&lists, shape);
+    Ok(lists.map_or(Mask::full(), |lists| Mask::keys(lists.row_block(row_block))))
 }
 
 fn bounded(u: &mut Unstructured<'_>, most: usize, wild: bool) -> Result<usize> {

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+_IN_8_BITS = {"int8": "int8", "fp8_e4m3": "fp8_e4m3", "float8_e4m3fn": "fp8_e4m3"}
+
+
 class CachedAux(NamedTuple):
     """Results of a call over a KV cache besides the output, in the library of q."""
 
@@ -35,24 +38,47 @@ class KvCache:
     unchanged. A cache is thread-safe.
     """
 
-    def __init__(self, heads: int, qk_dim: int, v_dim: int, dtype: Any = "f32", budget: int = 1 << 30, *, page: int = 64):
-        """`page`: positions per page, the unit of allocation, sharing and eviction. `budget`: maximum bytes of all pages."""
+    def __init__(
+        self,
+        heads: int,
+        qk_dim: int,
+        v_dim: int,
+        dtype: Any = "f32",
+        budget: int = 1 << 30,
+        *,
+        page: int = 64,
+        quantization: str | None = None,
+        latent: bool = False,
+    ):
+        """`page`: positions per page, the unit of allocation, sharing and eviction. `budget`: maximum bytes of all pages. `dtype`: type of
+        k, v, q and outputs. `quantization`: how pages store numbers if in 8 bits: `int8` (one scale for each key and value of a head) or
+        `fp8_e4m3` (`float8_e4m3fn`, no scale, saturating); attention is exact for the numbers that are stored. `latent`: values are the
+        first `v_dim` features of their keys and take no memory (MLA).
+        """
+        name = _arrays.name_of(dtype)
+        if name in _IN_8_BITS:
+            raise TypeError(f"dtype: {name} is how pages store numbers; give quantization={_IN_8_BITS[name]!r}, and as dtype that of k, v and q")
         self.heads, self.qk_dim, self.v_dim, self.page = heads, qk_dim, v_dim, page
-        self._cache = _regard.Cache(_arrays.name_of(dtype), (heads, qk_dim, v_dim, page), budget)
+        self._cache = _regard.Cache(name, (heads, qk_dim, v_dim, page), budget, quantization, latent)
 
     @property
     def dtype(self) -> str:
-        """`f32`, `f64`, `f16` or `bf16`."""
+        """Type of k, v, q and outputs: `f32`, `f64`, `f16` or `bf16`."""
         return self._cache.dtype
+
+    @property
+    def quantization(self) -> str | None:
+        """How pages store numbers in 8 bits: `int8` or `fp8_e4m3`; None if as `dtype`."""
+        return self._cache.quantization
 
     def start(self) -> _regard.Sequence:
         """Start an empty sequence."""
         return self._cache.start()
 
-    def append(self, sequence: _regard.Sequence, k: Any, v: Any) -> None:
-        """Append n positions: `k [heads, n, qk_dim]` and `v [heads, n, v_dim]`, or the same with a batch axis of 1."""
-        k, v = (_arrays.rows(x if x.ndim != 3 else x[None]) for x in (k, v))
-        self._cache.append(sequence, _arrays.memory(k), _arrays.memory(v))
+    def append(self, sequence: _regard.Sequence, k: Any, v: Any = None) -> None:
+        """Append n positions: `k [heads, n, qk_dim]` and `v [heads, n, v_dim]`, or the same with a batch axis of 1. No `v` for a latent cache."""
+        k, v = (None if x is None else _arrays.rows(x if x.ndim != 3 else x[None]) for x in (k, v))
+        self._cache.append(sequence, _arrays.memory(k), None if v is None else _arrays.memory(v))
 
     def fork(self, sequence: _regard.Sequence) -> _regard.Sequence:
         """Fork a sequence: the copy shares its pages."""
@@ -87,7 +113,7 @@ class KvCache:
         return range(*self._cache.shared_prefix(list(sequences)))
 
     def row(self, sequence: _regard.Sequence, head: int, position: int) -> tuple[Any, Any]:
-        """Key and value of one head at one position: copies, as NumPy arrays."""
+        """Key and value of one head at one position: copies, as NumPy arrays; with `quantization`, the numbers stored, in f32."""
         k, v = self._cache.row(sequence, head, position)
         return _arrays.numpy_of(k), _arrays.numpy_of(v)
 

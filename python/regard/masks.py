@@ -17,8 +17,8 @@ import numpy as np
 from . import _arrays
 
 __all__ = [
-    "Mask", "band", "bits", "blocks", "causal", "columns", "dilated", "fixed", "full", "global_", "lengths", "longformer", "of", "parse",
-    "prefix", "ranges", "segments", "segments_between", "spans", "strided", "window",
+    "Mask", "band", "bits", "blocks", "causal", "columns", "dilated", "fixed", "full", "global_", "keys", "lengths", "longformer", "of",
+    "parse", "prefix", "ranges", "segments", "segments_between", "spans", "strided", "tree", "window",
 ]
 
 
@@ -161,6 +161,20 @@ def fixed(block: int, summary: int) -> Mask:
 def longformer(reach: int, positions: Any) -> Mask:
     """Longformer (Beltagy et al. 2020): a window of `reach`, and global positions."""
     return window(reach) | global_(positions)
+
+
+def keys(lists: Any, row_block: int = 1) -> Mask:
+    """The listed keys: attention over retrieved keys. `lists [batch or 1, heads or 1, rows, n]` are indices in any order, padded with -1. With
+    `row_block`, a list is that of as many consecutive rows, and there are `ceil(q_len / row_block)`; heads may also be a divisor of the query heads,
+    such as the key heads: then each list is that of a group of them. The cost of a call is proportional to the lists."""
+    return _held((f"keys {_arrays.whole('row_block', row_block)}", lists))
+
+
+def tree(parents: Any) -> Mask:
+    """Speculative decoding: the last rows are draft tokens of a tree. `parents [tokens]`, or `[batch or 1, tokens]`, has the index of the parent of
+    each, which comes before it, or -1 for a token that follows the context. A token attends to the keys before the first draft token, to its
+    ancestors and to itself; rows before the draft tokens are causal."""
+    return _held(("tree", parents))
 
 
 def ranges(ranges: Any) -> Mask:

@@ -3,9 +3,9 @@
 use crate::array::{Array, OwnedArray, by_type, refused};
 use crate::attention::SavedForward;
 use crate::options::{ArrayElement, Call, Described};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use regard::cache::CacheShape;
+use regard::cache::{CacheShape, Quantization};
 use regard::{Error, KvCache, Plan, Problem};
 use std::any::Any;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -84,13 +84,27 @@ macro_rules! on_pages {
 
 #[pymethods]
 impl Cache {
-    /// Of so many heads, features of a key and of a value, and positions in a page.
+    /// Of so many heads, features of a key and of a value, and positions in a page; in 8 bits if there is a quantization; `latent`: values
+    /// are features of keys.
     #[new]
-    fn new(dtype: &str, sizes: [usize; 4], budget: usize) -> PyResult<Self> {
+    fn new(
+        dtype: &str,
+        sizes: [usize; 4],
+        budget: usize,
+        quantization: Option<&str>,
+        latent: bool,
+    ) -> PyResult<Self> {
         let [heads, qk_dim, v_dim, page] = sizes;
         let shape = CacheShape { heads, qk_dim, v_dim, page };
+        let quantization = quantization.map(quantization_of).transpose()?;
         by_type!(dtype, E => {
-            let pages = KvCache::<E>::new(shape, budget).map_err(refused)?;
+            let pages = match (quantization, latent) {
+                (Some(bits), true) => KvCache::<E>::latent_quantized(shape, bits, budget),
+                (Some(bits), false) => KvCache::<E>::quantized(shape, bits, budget),
+                (None, true) => KvCache::<E>::latent(shape, budget),
+                (None, false) => KvCache::<E>::new(shape, budget),
+            };
+            let pages = pages.map_err(refused)?;
             Ok(Self { dtype: dtype.into(), pages: Arc::new(RwLock::new(pages)) })
         })
     }
@@ -99,11 +113,24 @@ impl Cache {
         on_pages!(self.write(py), pages => pages.start()).map(Sequence)
     }
 
-    /// `k [1, heads, n, qk_dim]` and `v [1, heads, n, v_dim]`.
-    fn append(&self, py: Python<'_>, sequence: Sequence, k: Array, v: Array) -> PyResult<()> {
+    /// `k [1, heads, n, qk_dim]` and `v [1, heads, n, v_dim]`, or none if values are features of keys.
+    #[pyo3(signature = (sequence, k, v))]
+    fn append(
+        &self,
+        py: Python<'_>,
+        sequence: Sequence,
+        k: Array,
+        v: Option<Array>,
+    ) -> PyResult<()> {
         by_type!(&self.dtype[..], E => {
-            let (k, v) = (k.view::<E>("k", None)?, v.view::<E>("v", None)?);
-            self.write::<E, _>(py, |pages| pages.append(sequence.0, k, v))
+            let k = k.view::<E>("k", None)?;
+            match v {
+                Some(v) => {
+                    let v = v.view::<E>("v", None)?;
+                    self.write::<E, _>(py, |pages| pages.append(sequence.0, k, v))
+                }
+                None => self.write::<E, _>(py, |pages| pages.append_keys(sequence.0, k)),
+            }
         })
     }
 
@@ -142,7 +169,13 @@ impl Cache {
         Ok((shared.start, shared.end))
     }
 
-    /// The key and the value of a head at a position, copied.
+    /// How numbers are stored in 8 bits, if they are.
+    #[getter]
+    fn quantization(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+        on_pages!(self.read(py), pages => Ok(pages.quantization().map(Quantization::name)))
+    }
+
+    /// The key and the value of a head at a position, copied; in 8 bits, the numbers that they are.
     fn row(
         &self,
         py: Python<'_>,
@@ -151,6 +184,14 @@ impl Cache {
         position: usize,
     ) -> PyResult<[OwnedArray; 2]> {
         by_type!(&self.dtype[..], E => {
+            let numbers = |pages: &KvCache<E>| match pages.quantization() {
+                Some(_) => pages.numbers(sequence.0, head, position).map(Some),
+                None => Ok(None),
+            };
+            if let Some([k, v]) = self.read::<E, _>(py, numbers)? {
+                let sizes = [k.len(), v.len()];
+                return Ok([OwnedArray::new(k, &sizes[..1]), OwnedArray::new(v, &sizes[1..])]);
+            }
             let copied = |pages: &KvCache<E>| {
                 let (k, v) = pages.row(sequence.0, head, position)?;
                 Ok([k.to_vec(), v.to_vec()])
@@ -182,6 +223,14 @@ impl Cache {
         let call = Call::over(call, most)?;
         by_type!(&self.dtype[..], E => self.attend::<E>(py, &call, &sequences))
     }
+}
+
+fn quantization_of(name: &str) -> PyResult<Quantization> {
+    let found = Quantization::ALL.into_iter().find(|one| one.name() == name);
+    found.ok_or_else(|| {
+        let known = Quantization::ALL.map(Quantization::name).join(" or ");
+        PyValueError::new_err(format!("quantization: expected {known}, found {name}"))
+    })
 }
 
 fn handles(sequences: &[Sequence]) -> Vec<regard::Sequence> {

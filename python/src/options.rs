@@ -4,7 +4,7 @@ use crate::array::{Array, Named, OwnedArray, refused};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use regard::machine::Precision;
-use regard::mask::{Bits, MaskRule};
+use regard::mask::{Bits, KeyLists, MaskRule};
 use regard::problem::{Additive, Align, Dropout, Local, Normalizer, Scope, Similarity};
 use regard::score::{Intervention, RelativeBias};
 use regard::{Element, Isa, Machine, Mask, Plan, Problem, Score, Shape, View};
@@ -477,6 +477,10 @@ fn seed(array: &Array) -> PyResult<[u64; 2]> {
 /// The mask that an array makes; all, where it is not one of a mask.
 fn given(name: &str, arrays: &[Array], scores: Scores) -> PyResult<Mask> {
     let array = &arrays[0];
+    // The name has the number of rows that share a list.
+    if let Some(row_block) = name.strip_prefix("keys ").and_then(|n| n.parse().ok()) {
+        return key_lists(array, row_block, scores);
+    }
     let documents = |array: &Array| -> PyResult<Vec<u32>> {
         let ids = array.counts(name)?.into_iter().map(u32::try_from).collect::<Result<_, _>>();
         ids.map_err(|_| unknown(name, "a larger one", "documents below 2^32"))
@@ -496,6 +500,7 @@ fn given(name: &str, arrays: &[Array], scores: Scores) -> PyResult<Mask> {
             }
         },
         "global" => Mask::global(&array.counts(name)?),
+        "tree" => tree(array)?,
         "bits" => bits(array, scores)?,
         "ranges" => Mask::custom(Ranges::new(array, scores)?),
         "segments_k" | "q_offsets" | "k_offsets" | "seed" => Mask::full(),
@@ -503,6 +508,55 @@ fn given(name: &str, arrays: &[Array], scores: Scores) -> PyResult<Mask> {
             return Err(unknown("held", other, "an array that a mask, packing or dropout needs"));
         }
     })
+}
+
+/// Parents of draft tokens, `[tokens]` or `[batch or 1, tokens]`: -1 is none.
+fn tree(array: &Array) -> PyResult<Mask> {
+    let parent = |x: &i64| match *x {
+        -1 => Ok(None),
+        x => usize::try_from(x).map(Some).map_err(|_| {
+            PyValueError::new_err(format!(
+                "tree: parent {x} is not usable; give the index of a token, or -1 for none"
+            ))
+        }),
+    };
+    let parents = array.list::<i64>("tree")?.iter().map(parent).collect::<PyResult<Vec<_>>>()?;
+    match *array.shape() {
+        [_] => Ok(Mask::tree(&parents)),
+        [batch, tokens] => {
+            let trees: Vec<_> = (0..batch).map(|b| &parents[b * tokens..][..tokens]).collect();
+            Ok(Mask::trees(&trees))
+        }
+        _ => Err(PyValueError::new_err(format!(
+            "tree: expected [tokens] or [batch or 1, tokens], found {:?}",
+            array.shape()
+        ))),
+    }
+}
+
+/// Lists of keys `[batch or 1, heads or a divisor of them, rows or blocks of them, n]`, padded with -1.
+fn key_lists(array: &Array, row_block: usize, (_, heads, ..): Scores) -> PyResult<Mask> {
+    let &[batch, own_heads, rows, n] = array.shape() else {
+        return Err(PyValueError::new_err(format!(
+            "keys: expected [batch or 1, heads or 1, rows, n], found {:?}",
+            array.shape()
+        )));
+    };
+    let mut lists = Vec::with_capacity(batch * own_heads * rows);
+    let all = array.list::<i64>("keys")?;
+    for i in 0..batch * own_heads * rows {
+        let list = all[i * n..][..n].iter().filter(|key| **key != -1);
+        let list = list.map(|key| usize::try_from(*key)).collect::<Result<Vec<_>, _>>();
+        lists.push(list.map_err(|_| {
+            PyValueError::new_err(
+                "keys: a list has a number below -1; give indices of keys, and -1 for none",
+            )
+        })?);
+    }
+    let lists = KeyLists::new(&lists, [batch, own_heads, rows]).map_err(refused)?;
+    let whole = own_heads > 0 && heads.is_multiple_of(own_heads);
+    let head_block = if whole { (heads / own_heads).max(1) } else { 1 };
+    Ok(Mask::keys(lists.row_block(row_block).head_block(head_block)))
 }
 
 fn ranges(array: &Array, name: &str) -> PyResult<Vec<Range<usize>>> {

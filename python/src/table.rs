@@ -247,8 +247,16 @@ const TEXTS: [(&str, &str); 6] = [
     ("strided_causal", "strided 5 & causal"),
 ];
 
-/// Masks with such diagonals among other rules: the engine is asked what it makes of their ranges.
-const NESTED: [&str; 2] = ["nested_sparse", "nested_everything"];
+/// Masks with such diagonals among other rules, and key lists, whose rows are computed in smaller tiles: the engine is asked what it makes of their ranges.
+const NESTED: [&str; 7] = [
+    "nested_sparse",
+    "nested_everything",
+    "keys",
+    "keys_per_block",
+    "keys_per_key_head",
+    "keys_per_both_causal",
+    "keys_or_window",
+];
 
 /// The mask of a case as a front end takes it.
 enum DoorMask {

@@ -54,6 +54,31 @@ def test_attention_over_a_cache_is_that_over_tensors(dtype, name):
                 assert np.allclose(getattr(aux, name_of)[i], getattr(of_it, name_of)[0], atol=1e-5), name_of
 
 
+@pytest.mark.parametrize("quantization, page_bytes", [("int8", 64 * HEADS * (DIM + V_DIM + 8)), ("fp8_e4m3", 64 * HEADS * (DIM + V_DIM))])
+@pytest.mark.parametrize("dtype, name", [(np.float32, "f32"), (np.float16, "f16"), (ml_dtypes.bfloat16, "bf16")])
+def test_a_cache_in_8_bits_is_exact_for_the_numbers_it_stores(quantization, page_bytes, dtype, name):
+    lengths = [1, 63, 150]
+    cache, sequences, pasts = filled(lengths, dtype, name=name, quantization=quantization)
+    assert (cache.dtype, cache.quantization, cache.bytes_in_use) == (name, quantization, 5 * page_bytes)
+    for q_len in (1, 5):
+        q = normal(3, 4, q_len, DIM, dtype=dtype, seed=9)
+        out = cache.attention(q, sequences, mask="causal")
+        assert out.dtype == dtype
+        for i, (k, v) in enumerate(pasts):
+            rows = [[cache.row(sequences[i], head, at) for at in range(k.shape[1])] for head in range(HEADS)]
+            stored = [np.stack([[row[part] for row in head] for head in rows]) for part in (0, 1)]
+            assert stored[0].dtype == np.float32
+            if quantization == "fp8_e4m3":
+                for x, numbers in zip((k, v), stored):
+                    assert np.array_equal(x.astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float32), numbers)
+            else:
+                largest = [np.abs(x.astype(np.float32)).max(-1, keepdims=True) for x in (k, v)]
+                errors = [np.abs(x.astype(np.float32) - numbers) for x, numbers in zip((k, v), stored)]
+                assert all((error <= size / 253.9).all() for error, size in zip(errors, largest))
+            alone = regard.attention(q[i : i + 1].astype(np.float32), *(x[None] for x in stored), mask="causal")
+            assert np.array_equal(alone[0].astype(dtype), out[i])
+
+
 def test_a_prompt_may_come_in_chunks():
     k, v = past(200)
     q = normal(1, 4, 200, DIM, seed=9)
@@ -161,6 +186,45 @@ def test_a_smaller_page_wastes_less():
     assert cache.pages_held(sequence) == 3 and cache.bytes_in_use == 3 * PAGE_BYTES // 16
 
 
+def test_a_latent_cache_stores_keys_only():
+    cache = regard.KvCache(1, DIM, V_DIM, budget=1 << 20, latent=True)
+    sequence, latent = cache.start(), normal(1, 150, DIM)
+    cache.append(sequence, latent)
+    assert cache.bytes == 3 * 64 * DIM * 4
+    k, v = cache.row(sequence, 0, 149)
+    assert np.array_equal(k, latent[0, 149]) and np.array_equal(v, latent[0, 149, :V_DIM])
+    q = normal(1, 16, 3, DIM, seed=9)
+    for mask in ("causal", masks.tree([-1, 0, 0]), masks.keys([[[[3, 140, -1], [9, 2, 1], [0, -1, -1]]]])):
+        out = cache.attention(q, [sequence], mask=mask)
+        assert np.array_equal(out, regard.attention(q, latent[None], latent[None, ..., :V_DIM], mask=mask))
+    with pytest.raises(ValueError, match="append_keys"):
+        cache.append(sequence, latent, latent[..., :V_DIM])
+    with pytest.raises(ValueError, match="features of v: 17"):
+        regard.KvCache(1, DIM, DIM + 1, latent=True)
+
+
+@pytest.mark.parametrize("quantization, page_bytes", [("int8", 64 * (DIM + 4)), ("fp8_e4m3", 64 * DIM)])
+def test_a_latent_cache_in_8_bits_is_exact_for_the_numbers_it_stores(quantization, page_bytes):
+    cache = regard.KvCache(1, DIM, V_DIM, quantization=quantization, latent=True)
+    sequence = cache.start()
+    cache.append(sequence, normal(1, 150, DIM))
+    assert cache.bytes == 3 * page_bytes
+    k, v = (np.stack(rows)[None, None] for rows in zip(*(cache.row(sequence, 0, at) for at in range(150))))
+    assert np.array_equal(v, k[..., :V_DIM])
+    q = normal(1, 16, 3, DIM, seed=9)
+    for mask in ("causal", masks.tree([-1, 0, 0]), masks.keys([[[[3, 140, -1], [9, 2, 1], [0, -1, -1]]]])):
+        assert np.array_equal(cache.attention(q, [sequence], mask=mask), regard.attention(q, k, v, mask=mask))
+
+
+def test_drafts_of_sequences_of_different_lengths_are_trees_of_their_own():
+    cache, sequences, pasts = filled([70, 5, 150])
+    q, parents = normal(3, 4, 4, DIM, seed=9), np.array([[-1, 0, 0, 1], [-1, -1, 0, 2], [-1, 0, 1, 2]])
+    out = cache.attention(q, sequences, mask=masks.tree(parents))
+    for i, (k, v) in enumerate(pasts):
+        alone = regard.attention(q[i : i + 1], k[None], v[None], mask=masks.tree(parents[i]))
+        assert np.array_equal(out[i], alone[0])
+
+
 def test_handles_are_names():
     cache, sequences, _ = filled([3, 4])
     assert len({*sequences, sequences[0]}) == 2
@@ -187,7 +251,10 @@ def test_handles_are_names():
         (lambda cache, s: cache.row(s, 2, 0), "head: 2 is out of range"),
         (lambda cache, s: regard.KvCache(0, 1, 1), "heads: 0"),
         (lambda cache, s: regard.KvCache(1, 0, 1), "features: k has 0"),
-        (lambda cache, s: regard.KvCache(1, 1, 1, "int8"), "expected f32, f64, f16 or bf16, found int8"),
+        (lambda cache, s: regard.KvCache(1, 1, 1, "int8"), "dtype: int8 is how pages store numbers; give quantization='int8'"),
+        (lambda cache, s: regard.KvCache(1, 1, 1, "i64"), "expected f32, f64, f16 or bf16, found i64"),
+        (lambda cache, s: regard.KvCache(1, 1, 1, quantization="int4"), "quantization: expected int8 or fp8_e4m3, found int4"),
+        (lambda cache, s: regard.KvCache(1, 1, 1, "f64", quantization="int8"), "int8: .* computed in f32, not in f64"),
     ],
 )
 def test_errors_say_what_is_wrong(wrong, message):

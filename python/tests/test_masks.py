@@ -113,6 +113,35 @@ def test_items_have_lengths_and_spans_of_their_own(q_len, k_len):
     assert np.array_equal(joined, of_items((key <= at) & within | (keys < lengths[:, None, None])))
 
 
+@pytest.mark.parametrize("q_len, k_len", [(9, 9), (5, 12), (40, 41)])
+def test_draft_tokens_see_their_ancestors(q_len, k_len):
+    chance = np.random.default_rng(k_len)
+    tokens = q_len - 2
+    parents = np.array([[chance.integers(-1, i) if i else -1 for i in range(tokens)] for _ in range(BATCH)])
+    at, key = pairs(q_len, k_len)
+    expected = np.broadcast_to(key <= at, (BATCH, q_len, k_len)).copy()
+    for item in range(BATCH):
+        related = np.eye(tokens, dtype=bool)
+        for i, parent in enumerate(parents[item]):
+            related[i] |= related[parent] if parent >= 0 else False
+        expected[item, 2:, k_len - tokens :] = related
+    assert np.array_equal(seen(masks.tree(parents), q_len, k_len), of_items(expected))
+    assert np.array_equal(seen(masks.tree(parents[0]), q_len, k_len)[1], np.broadcast_to(expected[0], (HEADS, q_len, k_len)))
+    chain = np.arange(tokens) - 1
+    assert np.array_equal(seen(masks.tree(chain), q_len, k_len), seen(masks.causal(), q_len, k_len))
+
+
+@pytest.mark.parametrize("q_len, k_len", [(9, 9), (5, 12), (40, 33)])
+def test_rows_see_the_keys_of_their_lists(q_len, k_len):
+    chance = np.random.default_rng(q_len)
+    for heads, row_block in [(1, 1), (HEADS, 1), (1, 4), (HEADS, 4)]:
+        blocks = -(-q_len // row_block)
+        lists = chance.integers(-1, k_len, (BATCH, heads, blocks, 5))
+        expected = (lists[..., None] == np.arange(k_len)).any(3).repeat(row_block, 2)[:, :, :q_len]
+        expected = expected.repeat(HEADS // heads, 1)
+        assert np.array_equal(seen(masks.keys(lists, row_block), q_len, k_len), expected)
+
+
 @pytest.mark.parametrize("q_len, k_len", [(9, 9), (5, 12), (40, 33)])
 def test_rows_see_the_keys_of_their_own_document(q_len, k_len):
     chance = np.random.default_rng(k_len)
@@ -175,6 +204,8 @@ def test_text_and_values_are_one_language():
         "global 0,4,6": masks.global_(POSITIONS),
         "lengths 3,9,5": masks.lengths([3, 9, 5]),
         "longformer 3 0,4,6": masks.longformer(3, POSITIONS),
+        "keys 4,0,11": masks.keys([[[[0, 4, 11]]]], row_block=9),
+        "causal & tree root,0,0,2": masks.causal() & masks.tree([-1, 0, 0, 2]),
         "causal\n  & window 4": masks.causal() & "window 4",
     }
     for text, mask in pairs_of.items():
@@ -201,6 +232,12 @@ def test_a_mask_is_a_value_that_can_be_used_again():
         (lambda: seen(masks.window(-1), 5, 5), "window"),
         (lambda: seen(masks.blocks(0), 5, 5), "blocks: 0"),
         (lambda: seen(masks.dilated(0), 5, 5), "dilated.*0"),
+        (lambda: seen(masks.tree([-1, 1]), 5, 5), "token 1 has parent 1"),
+        (lambda: seen(masks.tree([-1, -2]), 5, 5), "parent -2"),
+        (lambda: seen(masks.tree([[[-1]]]), 5, 5), r"expected \[tokens\]"),
+        (lambda: seen(masks.keys([[0]]), 5, 5), r"expected \[batch or 1, heads or 1, rows, n\]"),
+        (lambda: seen(masks.keys([[[[5]] * 5]]), 5, 5), "keys: 5 is out of range"),
+        (lambda: seen(masks.keys([[[[0]] * 4]]), 5, 5), "rows: the key lists has 4"),
         (lambda: seen(masks.segments([0, 1]), 5, 5), "segments: 2 entries; give 5"),
         (lambda: seen(masks.segments([-1] * 5), 5, 5), "segments: -1"),
         (lambda: seen(masks.segments([2**40] * 5), 5, 5), "segments.*2\\^32"),

@@ -632,8 +632,8 @@ pub(crate) struct BenchArgs {
     ///
     /// {prefill|short|decode|backward|look|linear|lsh}-{f32|f64|f16|bf16}-n{keys}-d{dim}, then any of
     /// -h{heads} -kv{heads} -b{batch} -v{v_dim} -q{queries}
-    /// -causal -window{keys} -padding -bool -blocks{size} -longformer{window} -strided -fixed
-    /// -bias -headbias -alibi -softcap -sinks -dropout -spread -bshd -alone
+    /// -causal -window{keys} -padding -bool -blocks{size} -longformer{window} -strided -fixed -tree -keys{keys}
+    /// -bias -headbias -alibi -softcap -sinks -dropout -spread -bshd -latent -alone
     /// -additive -top{keys} -hard -sampled -sparsemax -local{reach}
     /// and a precision: -strict -full -high; of linear, -relu -random{features} -both; of lsh, -both
     #[arg(long, value_name = "GLOB", verbatim_doc_comment)]

@@ -112,6 +112,12 @@ fn of_a_bf16_cache() {
 }
 
 #[test]
+fn of_caches_in_8_bits() {
+    bits_do_not_depend_on_load(&stories(), KvDtype::Int8, 32, 400);
+    bits_do_not_depend_on_load(&stories(), KvDtype::Fp8E4m3, 32, 400);
+}
+
+#[test]
 fn a_bf16_cache_holds_twice_as_much_and_is_nearly_as_exact() {
     let mut model = Model::open(&stories()).expect("a model");
     let found = KvDtype::ALL.map(|dtype| {
@@ -123,12 +129,16 @@ fn a_bf16_cache_holds_twice_as_much_and_is_nearly_as_exact() {
         let scores = session.feed(&mut states, &[&tokens], &[tokens.len()]).expect("scores");
         (session.memory().expect("pages").count, scores)
     });
-    let [(few, exact), (many, near)] = found;
+    let [(few, exact), (many, near), (int8_pages, int8), (fp8_pages, fp8)] = found;
     assert_eq!(few, many / 2);
+    // Scales of 8 features each: half as much again.
+    assert!(int8_pages > many && fp8_pages >= 4 * few, "{few} {int8_pages} {fp8_pages}");
     let largest = |list: &mut dyn Iterator<Item = f32>| list.fold(0.0, f32::max);
-    let error = largest(&mut exact.iter().zip(&near).map(|(a, b)| (a - b).abs()));
     let size = largest(&mut exact.iter().map(|x| x.abs()));
-    assert!(error > 0.0 && error < size / 64.0, "{error} of {size}");
+    for (near, bound) in [(near, 64.0), (int8, 32.0), (fp8, 4.0)] {
+        let error = largest(&mut exact.iter().zip(&near).map(|(a, b)| (a - b).abs()));
+        assert!(error > 0.0 && error < size / bound, "{error} of {size}");
+    }
 }
 
 #[test]
@@ -254,6 +264,13 @@ fn a_prompt_cache_in_a_file_changes_nothing_but_the_time() {
         assert!(error.contains("remove the file"), "{error}");
         error
     };
+    // The numbers of the last dtype are those of f32, but what follows them is not.
+    model.set_kv_dtype(KvDtype::F32);
+    let error = refusal(&model);
+    assert!(error.contains("of another model"), "{error}");
+    let _gone = std::fs::remove_file(&path);
+    model.set_kv_dtype(KvDtype::Bf16);
+    run(&model, &text, Some(&path)).expect("a text");
     model.set_kv_dtype(KvDtype::F32);
     let error = refusal(&model);
     assert!(error.contains("layers.0.keys: BF16"), "{error}");

@@ -8,6 +8,7 @@
 //! ```
 
 use regard::Mask;
+use regard::mask::KeyLists;
 use std::fmt;
 
 /// What may be written, for the help of a command.
@@ -19,13 +20,14 @@ the first N keys, one N for each batch item\n  segments ID,ID,..       keys of t
 key\n  global AT,AT,..         positions that attend to all keys and are visible to all queries\n  blocks SIZE             keys of the query's \
 own block\n  dilated STRIDE          keys at a distance that is a multiple of STRIDE\n  columns BLOCK WIDTH     the last WIDTH keys of each \
 block\n  strided STRIDE          window STRIDE | dilated STRIDE\n  fixed BLOCK SUMMARY     blocks BLOCK | columns BLOCK \
-SUMMARY\n  longformer WINDOW AT,.. window WINDOW | global AT,..\n\nFor example: 'causal & window 512', 'causal & \
+SUMMARY\n  longformer WINDOW AT,.. window WINDOW | global AT,..\n  keys AT,AT,..           the listed keys\n  \
+tree root,INDEX,..      the last queries are draft tokens of a tree: the parent of each\n\nFor example: 'causal & window 512', 'causal & \
 (window 128 | dilated 128)', 'causal | prefix 10'";
 
 const RULES: &str =
     "full, causal, window KEYS, band BACK AHEAD, prefix KEYS, lengths N,.., segments ID,..,
   global AT,.., blocks SIZE, dilated STRIDE, columns BLOCK WIDTH, strided STRIDE,
-  fixed BLOCK SUMMARY, longformer WINDOW AT,..";
+  fixed BLOCK SUMMARY, longformer WINDOW AT,.., keys AT,.., tree root,INDEX,..";
 
 /// The largest number of a rule: beyond any memory, and small enough that sums of a few cannot overflow.
 const MOST: usize = 1 << 40;
@@ -185,6 +187,8 @@ impl<'t> Reader<'t> {
             "strided" => Mask::strided(self.number()?),
             "fixed" => Mask::fixed(self.number()?, self.number()?),
             "longformer" => Mask::longformer(self.number()?, &self.list()?),
+            "keys" => self.keys()?,
+            "tree" => Mask::tree(&self.parents()?),
             _ => {
                 self.at = start;
                 let why = match (name, self.rest().chars().next()) {
@@ -223,6 +227,30 @@ impl<'t> Reader<'t> {
             list.push(self.number()?);
         }
         Ok(list)
+    }
+
+    /// One list for all rows.
+    fn keys(&mut self) -> Result<Mask, MaskError> {
+        let lists = KeyLists::new(&[self.list()?], [1, 1, 1]);
+        match lists {
+            Ok(lists) => Ok(Mask::keys(lists.row_block(usize::MAX))),
+            Err(error) => self.fail(error.to_string()),
+        }
+    }
+
+    fn parents(&mut self) -> Result<Vec<Option<usize>>, MaskError> {
+        let mut parents = Vec::new();
+        loop {
+            if self.peek(|c| c.is_ascii_alphabetic()) == "root" {
+                self.at += "root".len();
+                parents.push(None);
+            } else {
+                parents.push(Some(self.number()?));
+            }
+            if !self.take(',') {
+                return Ok(parents);
+            }
+        }
     }
 
     fn documents(&mut self) -> Result<Vec<u32>, MaskError> {
@@ -268,6 +296,9 @@ mod tests {
         same("strided 4", Mask::strided(4));
         same("fixed 4 1", Mask::fixed(4, 1));
         same("longformer 2 0,5", Mask::longformer(2, &[0, 5]));
+        let lists = KeyLists::new(&[[3, 9, 0]], [1, 1, 1]).unwrap();
+        same("keys 3,9,0", Mask::keys(lists.row_block(13)));
+        same("tree root,0, 0 ,root", Mask::tree(&[None, Some(0), Some(0), None]));
     }
 
     #[test]
@@ -310,6 +341,8 @@ mod tests {
             ("blocks 99999999999999999999", 7, "a number above"),
             ("segments 4294967296", 19, "a document above"),
             ("lengths 3,", 10, "expected a number"),
+            ("tree rot,0", 5, "expected a number"),
+            ("keys 4294967295", 15, "below 4294967295"),
             ("causal & é", 9, "found `é`"),
         ] {
             let error = why(text);
@@ -351,7 +384,7 @@ mod tests {
 
         #[test]
         fn no_heap_of_pieces_panics(pieces in prop::collection::vec(prop::sample::select(vec![
-            "causal", "window", "band", "all", "global", "longformer", "segments", "(", ")", "&", "|", ",", " ", "0",
+            "causal", "window", "band", "all", "tree", "root", "keys", "global", "longformer", "segments", "(", ")", "&", "|", ",", " ", "0",
             "7", "1099511627777", "é", "\n",
         ]), 0..40)) {
             let _ = parse_mask(&pieces.concat()).map_err(|e| e.to_string());

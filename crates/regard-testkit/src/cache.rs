@@ -3,8 +3,9 @@
 //! Any four bytes encode a call, so property tests, the long seeded run and the fuzzer all drive the same [`CacheModel`].
 
 use crate::data::{Arrangement, TestTensor};
-use regard::cache::CacheShape;
-use regard::{Error, KvCache, Sequence, Shape};
+use crate::noise::Noise;
+use regard::cache::{CacheShape, Quantization};
+use regard::{Error, KvCache, Sequence, Shape, View};
 use std::ops::Range;
 
 /// Maximum number of live sequences.
@@ -16,8 +17,10 @@ const STALE: usize = 16;
 /// A cache and its model. Every call checks the cache and panics if the two differ.
 #[derive(Debug)]
 pub struct CacheModel {
-    cache: KvCache<f64>,
+    cache: KvCache<f32>,
     shape: CacheShape,
+    /// Whether values are features of keys.
+    latent: bool,
     /// Bytes per page.
     page_bytes: usize,
     /// Number of pages that the budget allows.
@@ -79,7 +82,8 @@ enum Call {
 }
 
 impl CacheModel {
-    /// Creates a cache of up to 3 heads, 3 key features, 3 value features, 5 positions per page and 16 pages.
+    /// Creates a cache of up to 3 heads, 3 key features, 3 value features, 5 positions per page and 16 pages, of elements or in 8 bits,
+    /// with values or latent.
     ///
     /// # Panics
     /// If the cache rejects these sizes.
@@ -88,15 +92,43 @@ impl CacheModel {
         let [a, b, c, d] = bytes.map(usize::from);
         let shape =
             CacheShape { heads: a % 3 + 1, qk_dim: b % 3 + 1, v_dim: b / 3 % 4, page: c % 5 + 1 };
-        let page_bytes = shape.heads * shape.page * (shape.qk_dim + shape.v_dim) * size_of::<f64>();
+        let quantization =
+            [None, Some(Quantization::Int8), Some(Quantization::Fp8E4m3)][b / 12 % 3];
+        let latent = b / 36 % 2 == 1 && (1..=shape.qk_dim).contains(&shape.v_dim);
+        let (row, parts) = if latent { (shape.qk_dim, 1) } else { (shape.qk_dim + shape.v_dim, 2) };
+        let row_bytes = match quantization {
+            None => row * size_of::<f32>(),
+            Some(Quantization::Int8) => row + parts * size_of::<f32>(),
+            Some(_) => row,
+        };
+        let page_bytes = shape.heads * shape.page * row_bytes;
         let most_pages = d % 16 + 1;
         // The budget includes some bytes that do not suffice for another page.
         let budget = most_pages * page_bytes + a * b % page_bytes;
-        let cache = KvCache::new(shape, budget).expect("a small shape and a budget for its page");
+        let cache = match (quantization, latent) {
+            (None, false) => KvCache::new(shape, budget),
+            (None, true) => KvCache::latent(shape, budget),
+            (Some(bits), false) => KvCache::quantized(shape, bits, budget),
+            (Some(bits), true) => KvCache::latent_quantized(shape, bits, budget),
+        };
+        let cache = cache.expect("a small shape and a budget for its page");
+        assert_eq!(cache.quantization(), quantization);
         assert_eq!((cache.shape(), cache.budget(), cache.bytes()), (shape, budget, 0));
         let (live, stale, counts) = (Vec::new(), Vec::new(), EventCounts::default());
         let (rows, pages, peak) = (0, 0, 0);
-        Self { cache, shape, page_bytes, most_pages, live, stale, rows, pages, peak, counts }
+        Self {
+            cache,
+            shape,
+            latent,
+            page_bytes,
+            most_pages,
+            live,
+            stale,
+            rows,
+            pages,
+            peak,
+            counts,
+        }
     }
 
     /// Counts of the events so far.
@@ -160,6 +192,11 @@ impl CacheModel {
         }
     }
 
+    /// Whose features a value has.
+    fn value(&self) -> Part {
+        if self.latent { Part::Key } else { Part::Value }
+    }
+
     fn start(&mut self) -> Range<usize> {
         let handle = self.cache.start().expect("a start needs no page");
         self.join(SequenceModel { handle, rows: Vec::new(), pages: Vec::new(), evicted: 0 })
@@ -176,10 +213,12 @@ impl CacheModel {
     fn append(&mut self, of: usize, n: usize, arrangement: Arrangement) -> Range<usize> {
         let CacheShape { heads, qk_dim, v_dim, page } = self.shape;
         let names: Vec<u64> = (self.rows..).take(n).collect();
-        let [k, v] = [(Part::Key, qk_dim), (Part::Value, v_dim)].map(|(part, dim)| {
+        let value = self.value();
+        let [k, v] = [(Part::Key, qk_dim), (value, v_dim)].map(|(part, dim)| {
             let rows = (0..heads).flat_map(|head| names.iter().map(move |name| (head, *name)));
-            let values: Vec<f64> =
-                rows.flat_map(|(head, name)| features(name, head, part, dim)).collect();
+            let stored = self.cache.quantization();
+            let values: Vec<f32> =
+                rows.flat_map(|(head, name)| features(stored, (name, head, part), dim)).collect();
             TestTensor::new(&values, Shape { batch: 1, heads, len: n, dim }, arrangement)
         });
 
@@ -194,7 +233,8 @@ impl CacheModel {
         let needed = self.in_use() + more;
         let over = Error::Budget { needed: needed * self.page_bytes, budget: self.cache.budget() };
         let expected = if needed > self.most_pages { Err(over) } else { Ok(()) };
-        assert_eq!(self.cache.append(handle, k.view(), v.view()), expected, "append {n}");
+        let v = (!self.latent).then(|| v.view());
+        assert_eq!(append(&mut self.cache, handle, k.view(), v), expected, "append {n}");
         if expected.is_err() {
             self.counts.over_budget += 1;
         } else {
@@ -224,10 +264,13 @@ impl CacheModel {
             _ => shape.dim += 1,
         }
         let [k, v] = shapes.map(|shape| {
-            let values = vec![f64::NAN; shape.to_array().iter().product()];
+            let values = vec![f32::NAN; shape.to_array().iter().product()];
             TestTensor::new(&values, shape, Arrangement::Bhsd)
         });
-        let result = self.cache.append(self.live[of].handle, k.view(), v.view());
+        // Fewer keys alone do fit a latent cache.
+        let alone = self.latent && axis / 4 % 2 == 0 && axis % 4 != 2;
+        let v = (!alone).then(|| v.view());
+        let result = append(&mut self.cache, self.live[of].handle, k.view(), v);
         assert!(matches!(result, Err(Error::Axis { .. })), "{shapes:?}: {result:?}");
         of..of + 1
     }
@@ -284,11 +327,12 @@ impl CacheModel {
         let CacheShape { heads, qk_dim, v_dim, .. } = self.shape;
         let [k, v] = [qk_dim, v_dim].map(|dim| {
             let shape = Shape { batch: 1, heads, len: 1, dim };
-            TestTensor::new(&vec![f64::NAN; heads * dim], shape, Arrangement::Bhsd)
+            TestTensor::new(&vec![f32::NAN; heads * dim], shape, Arrangement::Bhsd)
         });
+        let v = (!self.latent).then(|| v.view());
         let cache = &mut self.cache;
         let asked = [
-            cache.append(sequence, k.view(), v.view()).err(),
+            append(cache, sequence, k.view(), v).err(),
             cache.fork(sequence).err(),
             cache.truncate(sequence, 0).err(),
             cache.evict(sequence, 0).err(),
@@ -297,6 +341,7 @@ impl CacheModel {
             cache.first(sequence).err(),
             cache.pages_held(sequence).err(),
             cache.row(sequence, 0, 0).err(),
+            cache.numbers(sequence, 0, 0).err(),
             cache.shared_prefix(&[sequence]).err(),
         ];
         for error in asked {
@@ -324,10 +369,17 @@ impl CacheModel {
         assert_eq!(cache.pages_held(held.handle), Ok(held.pages().len()), "pages: {call:?}");
         for head in 0..heads {
             for (position, name) in held.rows.iter().enumerate().skip(first) {
-                let (k, v) = cache.row(held.handle, head, position).expect("a position it holds");
-                let same = k.iter().copied().eq(features(*name, head, Part::Key, qk_dim))
-                    && v.iter().copied().eq(features(*name, head, Part::Value, v_dim));
+                let stored = cache.quantization();
+                let numbers = cache.numbers(held.handle, head, position);
+                let [k, v] = numbers.expect("a position it holds");
+                let of = |part, dim| features(stored, (*name, head, part), dim);
+                let same = k.iter().copied().eq(of(Part::Key, qk_dim))
+                    && v.iter().copied().eq(of(self.value(), v_dim));
                 assert!(same, "{call:?}: head {head}, position {position}: {k:?} {v:?}");
+                match cache.row(held.handle, head, position) {
+                    Ok(row) => assert_eq!((row, stored), ((&k[..], &v[..]), None)),
+                    Err(error) => assert!(matches!(error, Error::Quantized { .. }), "{error:?}"),
+                }
             }
         }
         let option = "position";
@@ -378,14 +430,44 @@ impl CacheModel {
     }
 }
 
+/// Appends to a cache, keys alone if there are no values.
+fn append(
+    cache: &mut KvCache<f32>,
+    sequence: Sequence,
+    k: View<'_, f32>,
+    v: Option<View<'_, f32>>,
+) -> Result<(), Error> {
+    match v {
+        Some(v) => cache.append(sequence, k, v),
+        None => cache.append_keys(sequence, k),
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Part {
     Key,
     Value,
 }
 
-/// Features of a row: numbers that occur in no other row, head, key or value.
-fn features(name: u64, head: usize, part: Part, dim: usize) -> impl Iterator<Item = f64> {
+/// Features of a row: numbers that occur in no other row, head, key or value that is held; in 8 bits, hardly in another, and such that
+/// they are stored exactly.
+fn features(
+    stored: Option<Quantization>,
+    (name, head, part): (u64, usize, Part),
+    dim: usize,
+) -> impl Iterator<Item = f32> {
     let first = ((name * 4 + head as u64) * 2 + part as u64) * 4;
-    (0..dim as u64).map(move |d| (first + d) as f64)
+    let of_row = i32::try_from(Noise::new(first).below(41)).unwrap_or(0) - 20;
+    (0..dim as u64).map(move |d| {
+        let bits = Noise::new(first + d).bits() >> 32;
+        let [low, high] = [bits & 0xff, bits >> 8 & 0xff].map(|x| x as f32);
+        match stored {
+            None => ((first + d) % (1 << 24)) as f32,
+            // The largest is 127 times a power of two.
+            Some(Quantization::Int8) if d == 0 => 127.0 * (of_row as f32).exp2(),
+            Some(Quantization::Int8) => (low % 255.0 - 127.0) * (of_row as f32).exp2(),
+            // 4 significant bits.
+            Some(_) => (low % 31.0 - 15.0) * (high % 10.0 - 7.0).exp2(),
+        }
+    })
 }

@@ -4,6 +4,7 @@
 //! size with a few of both, and a seeded sample of the product for unforeseen combinations. A row has about 10,000 pairs,
 //! so that the table takes about a minute.
 
+use crate::cached;
 use crate::data::Arrangement;
 use crate::delta;
 use crate::linear;
@@ -11,6 +12,7 @@ use crate::lsh;
 use crate::masks::{MASKS, MaskCase, named};
 use crate::noise::Noise;
 use crate::scores::{Entries, SCORES, ScoreOption, bias};
+use regard::cache::Quantization;
 use regard::machine::Precision;
 use regard::problem::{Align, Dims, Heads, Normalizer};
 use regard_approx::FeatureMap;
@@ -108,6 +110,15 @@ pub enum AttentionKind {
         /// Keys per block.
         bucket_size: usize,
     },
+    /// Exact attention over a [`KvCache`](regard::KvCache): a forward pass.
+    Cached {
+        /// How the cache stores numbers, if not as elements.
+        quantization: Option<Quantization>,
+        /// Positions in a page.
+        page: usize,
+        /// Whether values are the first features of their keys.
+        latent: bool,
+    },
     /// [`DeltaRule`](regard_approx::DeltaRule), or, without `delta`, linear attention with this decay.
     Delta {
         /// The decay.
@@ -136,6 +147,11 @@ impl AttentionKind {
             Self::Exact => None,
             Self::Linear(map) => Some(format!("linear {}", map.name())),
             Self::Lsh { .. } => Some("lsh".into()),
+            Self::Cached { quantization, latent, .. } => {
+                let latent = if latent { "latent " } else { "" };
+                let stored = quantization.map_or("elements", Quantization::name);
+                Some(format!("cache {latent}{stored}"))
+            }
             Self::Delta { decay, delta } => {
                 let rule = if delta { "delta" } else { "recurrent" };
                 let decay = match decay {
@@ -262,6 +278,7 @@ impl fmt::Display for Case {
         match self.attention {
             AttentionKind::Exact | AttentionKind::Linear(_) | AttentionKind::Delta { .. } => Ok(()),
             AttentionKind::Lsh { rounds, bucket_size } => write!(f, "-{rounds}x{bucket_size}"),
+            AttentionKind::Cached { page, .. } => write!(f, "-page{page}"),
         }
     }
 }
@@ -443,6 +460,7 @@ pub fn cases() -> Vec<Case> {
     table.extend(nans());
     table.extend(linear::cases());
     table.extend(lsh::cases());
+    table.extend(cached::cases());
     table.extend(delta::cases());
     table
 }
@@ -482,7 +500,7 @@ fn normalised() -> Vec<Case> {
         Normalizer::Sampled { seed: 5 },
         Normalizer::Sparsemax,
     ];
-    let masks = ["full", "causal", "lengths", "bits", "strided", "global"];
+    let masks = ["full", "causal", "lengths", "bits", "strided", "global", "keys", "tree"];
     let mut table = Vec::new();
     for (n, normalizer) in normalizers.into_iter().enumerate() {
         for (i, shape) in SHAPES.iter().enumerate() {
@@ -594,7 +612,18 @@ fn aligned() -> Vec<Case> {
 /// A few rows with many keys, which the plan splits.
 fn long_keys() -> Vec<Case> {
     let shapes = [[1, 1, 1, 1, 8192, 8, 8], [1, 2, 1, 5, 8197, 4, 4], [1, 1, 1, 3, 12_300, 3, 5]];
-    let masks = ["full", "causal", "lengths", "window", "bits_sparse", "segments", "global"];
+    let masks = [
+        "full",
+        "causal",
+        "lengths",
+        "window",
+        "bits_sparse",
+        "segments",
+        "global",
+        "tree",
+        "keys",
+        "keys_per_block",
+    ];
     let scores = [0, 1, 6, 19, 24, 31, 33, 36, 37, 48];
     let mut table = Vec::new();
     for shape in shapes {
@@ -635,6 +664,29 @@ fn few_rows() -> Vec<Case> {
     }
     table.push(Case::new(dims([1, 4, 1, 1, 8300, 32, 32])));
     table.push(Case::new(dims([1, 16, 1, 1, 8200, 64, 32])).mask(named("lengths")));
+    // Draft tokens; rows with key lists of their own; more heads to a key head than a task has.
+    let drafts = [[4, 2, 2], [6, 1, 5], [2, 2, 8], [2, 1, 16], [32, 1, 1], [24, 1, 3], [7, 1, 4]];
+    let masks = ["tree", "keys", "tree_window", "keys_per_block", "keys_per_key_head", "causal"];
+    for (i, [q, kv, q_len]) in drafts.into_iter().enumerate() {
+        for (j, mask) in masks.into_iter().enumerate() {
+            let [qk_dim, v_dim] = features[(i + j) % 4];
+            // More than 4 queries are decoded over long keys only.
+            let k_len = if q_len > 4 { 1024 + 13 * j } else { 150 + 40 * j };
+            let case = Case::new(dims([1, q, kv, q_len, k_len, qk_dim, v_dim]));
+            table.push(case.clone().mask(named(mask)));
+            table.push(case.mask(named(mask)).scores(SCORES[(7 * i + j) % SCORES.len()]));
+        }
+    }
+    // Latent attention: one key head, values as far apart as keys.
+    let latent =
+        [[16, 1, 130, 72, 64], [128, 1, 70, 576, 512], [16, 3, 200, 72, 64], [16, 20, 90, 72, 64]];
+    for (shape, mask) in pairs(&latent, &["causal", "tree", "keys"]) {
+        let [heads, q_len, k_len, qk_dim, v_dim] = shape;
+        let case = Case::new(dims([1, heads, 1, q_len, k_len, qk_dim, v_dim]));
+        table.push(case.mask(named(mask)).arrangement(Arrangement::Slice));
+    }
+    table.push(Case::new(dims([1, 8, 2, 8, 8300, 32, 32])).mask(named("tree")));
+    table.push(Case::new(dims([1, 16, 1, 40, 8300, 32, 64])).mask(named("keys_per_key_head")));
     table
 }
 

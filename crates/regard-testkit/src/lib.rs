@@ -26,10 +26,12 @@
 //! | `linear` | linear attention: its rows, its tolerance |
 //! | `lsh` | LSH attention: inputs, rows, tolerance |
 //! | `cache` | model of a KV cache, driven by random bytes |
+//! | `cached` | attention over a KV cache in the case table |
 
 #![forbid(unsafe_code)]
 
 pub mod cache;
+mod cached;
 pub mod cases;
 pub mod close;
 pub mod data;

@@ -2,7 +2,7 @@
 
 use crate::noise::Noise;
 use regard::Mask;
-use regard::mask::{Bits, MaskRule};
+use regard::mask::{Bits, KeyLists, MaskRule};
 use regard::problem::{Dims, Scope};
 use std::ops::Range;
 
@@ -69,6 +69,25 @@ pub const MASKS: &[MaskCase] = &[
     mask("bits_sparse", |d, n| bits(d, [1, 1], 0.03, n)),
     mask("bits_causal", |d, n| bits(d, [1, 1], 0.5, n).and(Mask::causal())),
     mask("bits_hidden_rows", hidden_rows),
+    mask("tree", |d, n| Mask::tree(&parents(d.q_len.min(d.k_len), n))),
+    mask("tree_of_some_rows", |d, n| Mask::tree(&parents(d.q_len.min(d.k_len) / 2, n))),
+    mask("tree_window", |d, n| {
+        Mask::tree(&parents(d.q_len.min(d.k_len), n)).window(part(d.k_len, 3))
+    }),
+    mask("tree_per_item_lengths", |d, n| {
+        let sizes = (0..d.batch).map(|i| d.q_len.min(d.k_len) / (i + 1));
+        let trees: Vec<_> = sizes.map(|size| parents(size, n)).collect();
+        Mask::trees(&trees).and(Mask::lengths(&ends(d, d.batch, n)))
+    }),
+    mask("keys", |d, n| lists(d, [1, 1], [1, 1], n)),
+    mask("keys_per_block", |d, n| lists(d, [1, 1], [3, 1], n)),
+    mask("keys_per_key_head", |d, n| {
+        lists(d, [1, d.heads.kv], [5, (d.heads.q / d.heads.kv.max(1)).max(1)], n)
+    }),
+    mask("keys_per_both_causal", |d, n| {
+        lists(d, [d.batch, d.heads.q], [1, 1], n).and(Mask::causal())
+    }),
+    mask("keys_or_window", |d, n| lists(d, [1, 1], [40, 1], n).or(Mask::full().window(3))),
     mask("custom", |_, _| Mask::custom(Ladder)),
     mask("custom_or_causal", |_, _| Mask::custom(Ladder).or(Mask::causal())),
     mask("nested_documents", |d, n| {
@@ -148,6 +167,30 @@ fn hidden_rows(d: &Dims, noise: &mut Noise) -> Mask {
 
 fn of_bools(bools: &[bool], shape: [usize; 4]) -> Mask {
     Mask::bits(Bits::from_bools(bools, shape).expect("as many booleans as the shape says"))
+}
+
+/// A tree with several roots.
+fn parents(tokens: usize, noise: &mut Noise) -> Vec<Option<usize>> {
+    (0..tokens)
+        .map(|i| if i == 0 || noise.chance(0.1) { None } else { Some(noise.below(i)) })
+        .collect()
+}
+
+/// Lists of a few keys, unsorted, for each row block of each head block; some are empty.
+fn lists(
+    d: &Dims,
+    [batch, heads]: [usize; 2],
+    [row_block, head_block]: [usize; 2],
+    noise: &mut Noise,
+) -> Mask {
+    let shape = [batch, heads, d.q_len.div_ceil(row_block)];
+    let mut list = |_| -> Vec<usize> {
+        let len = if d.k_len == 0 { 0 } else { noise.below(d.k_len.min(40) + 1) };
+        (0..len).map(|_| noise.below(d.k_len)).collect()
+    };
+    let lists: Vec<_> = (0..shape.iter().product::<usize>()).map(&mut list).collect();
+    let lists = KeyLists::new(&lists, shape).expect("a list for each block of rows");
+    Mask::keys(lists.row_block(row_block).head_block(head_block))
 }
 
 /// A user-defined rule with overlapping ranges, empty ranges, and ranges that extend beyond the keys.

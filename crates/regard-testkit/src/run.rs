@@ -1,5 +1,6 @@
 //! Runs the table on every instruction set of this machine, and reports.
 
+use crate::cached::CachedCase;
 use crate::cases::{AttentionKind, Case, Dtype};
 use crate::close::{GradCheck, OutputCheck, Ratio, is_additive, narrowing, values, wide};
 use crate::data::Data;
@@ -83,6 +84,9 @@ fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ra
         AttentionKind::Linear(map) => everywhere(&LinearCase::<E>::new(case, map), isas, failures),
         AttentionKind::Delta { decay, delta } => {
             everywhere(&DeltaCase::<E>::new(case, decay, delta), isas, failures)
+        }
+        AttentionKind::Cached { quantization, page, latent } => {
+            everywhere(&CachedCase::<E>::new(case, (quantization, latent), page), isas, failures)
         }
         AttentionKind::Lsh { .. } => {
             everywhere(&LshCase::<E>::new(case, &Data::new(case)), isas, failures)

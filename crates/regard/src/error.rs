@@ -100,6 +100,13 @@ pub enum Error {
         /// Shape of the scores: batch, heads, queries, keys.
         scores: [usize; 4],
     },
+    /// The parent of a draft token does not come before it.
+    Parent {
+        /// Index of the token in its tree.
+        token: usize,
+        /// The parent given.
+        parent: usize,
+    },
     /// The offsets (`cu_seqlens`) of packed sequences do not ascend from 0 to the number of rows.
     Offsets {
         /// Index of the wrong offset.
@@ -126,6 +133,27 @@ pub enum Error {
     NotInCache {
         /// The option.
         option: &'static str,
+    },
+    /// A KV cache in 8 bits does not offer this.
+    Quantized {
+        /// The call.
+        option: &'static str,
+        /// How the cache stores numbers.
+        storage: &'static str,
+    },
+    /// Numbers of this type cannot be stored in 8 bits.
+    NotQuantized {
+        /// The type.
+        dtype: &'static str,
+        /// How they should be stored.
+        storage: &'static str,
+    },
+    /// A plan was made for a KV cache that stores numbers in another way.
+    Storage {
+        /// What the plan was made for.
+        planned: &'static str,
+        /// How this cache stores numbers.
+        found: &'static str,
     },
     /// A part of a plan begins or ends inside a tile, so its results would not have the bits of the whole.
     PartBorder {
@@ -271,6 +299,10 @@ impl fmt::Display for Error {
                 f,
                 "{option}: shape {found:?} cannot be broadcast to the scores {scores:?} [batch, heads, queries, keys]; each axis must be equal or 1"
             ),
+            Self::Parent { token, parent } => write!(
+                f,
+                "tree: token {token} has parent {parent}; put a parent before its children, and give the first token none"
+            ),
             Self::Offsets { index, found, expected, wrong } => {
                 write!(f, "offsets[{index}]: {found} is {wrong}; give {expected}")
             }
@@ -320,6 +352,18 @@ impl Error {
                 f,
                 "{option}: keys in a KV cache are not projected; append projected keys, and leave it out"
             ),
+            Self::Quantized { option, storage } => write!(
+                f,
+                "{option}: this KV cache stores {storage}, not elements; use KvCache::numbers"
+            ),
+            Self::NotQuantized { dtype, storage } => write!(
+                f,
+                "{storage}: attention over a KV cache in 8 bits is computed in f32, not in {dtype}; use a cache of f32, f16 or bf16"
+            ),
+            Self::Storage { planned, found } => write!(
+                f,
+                "KV cache: the plan was made for {planned}, this cache stores {found}; make a plan of Problem::cached for this cache"
+            ),
             Self::PartBorder { axis, at, multiple } => write!(
                 f,
                 "{axis}: a part begins or ends at {at}, which is not a multiple of {multiple}, so its bits would not be those of the whole; cut at {} or {}",
@@ -359,6 +403,7 @@ impl Error {
             | Self::TooFewFeatures { .. }
             | Self::Value { .. }
             | Self::Broadcast { .. }
+            | Self::Parent { .. }
             | Self::Offsets { .. } => Ok(()),
         }
     }

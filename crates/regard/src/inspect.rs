@@ -224,7 +224,8 @@ impl<'a, N: Number> AttentionView<'a, N> {
     /// again. Costs what these pairs cost.
     pub fn mask(&self, mask: Mask) -> Result<Self, Error> {
         let dims = self.problem.dims();
-        mask.check([dims.batch, dims.heads.q, dims.q_len, dims.k_len])?;
+        let len = |item| [self.problem.q_len(item), self.problem.k_len(item)];
+        mask.check([dims.batch, dims.heads.q, dims.q_len, dims.k_len], &len)?;
         Ok(Self { mask: self.mask.clone().and(mask), ..self.clone() })
     }
 

@@ -55,6 +55,7 @@
 //   kernel::softmax       the softmax of a row, block by block
 //   kernel::micro         the products of a tile: the only hot loops
 //   kernel::key_blocks    from a mask to the ranges of keys that are computed
+//   kernel::dequantize    keys and values in 8 bits as numbers
 //   kernel::lanes         rows into lanes and back
 //   kernel::project       rows multiplied by a matrix
 //   kernel::best          the best keys of each row
@@ -90,7 +91,7 @@ pub mod tensor;
 
 /// Attention masks, and masks of your own.
 pub mod mask {
-    pub use crate::description::mask::{Bits, Mask, MaskRule};
+    pub use crate::description::mask::{Bits, KeyLists, Mask, MaskRule};
 }
 
 /// Options of scores, and scores of your own.
@@ -112,7 +113,7 @@ pub mod problem {
 
 /// The KV cache.
 pub mod cache {
-    pub use crate::tensor::cache::{CacheShape, KvCache, PAGE, Sequence};
+    pub use crate::tensor::cache::{CacheShape, KvCache, PAGE, Quantization, Sequence};
 }
 
 /// What most programs need: `use regard::prelude::*`.

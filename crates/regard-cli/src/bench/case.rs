@@ -7,6 +7,7 @@ use super::memory;
 use crate::args::Dtype;
 use crate::job::fits_in_memory;
 use anyhow::{Result, anyhow, bail};
+use regard::cache::Quantization;
 use regard::machine::Precision;
 use regard::problem::{Dims, Heads, Normalizer};
 use regard::{Layout, Shape};
@@ -63,6 +64,14 @@ pub(crate) enum Rule {
         block: usize,
         summary: usize,
     },
+    /// Draft tokens: the parent of each, -1 for none.
+    Tree {
+        parents: Vec<isize>,
+    },
+    /// So many keys for each row, scattered.
+    Keys {
+        keys: usize,
+    },
 }
 
 /// What is added to the scores.
@@ -97,6 +106,10 @@ pub(crate) struct Case {
     pub(crate) precision: Option<Precision>,
     /// Whether keys and values come from a cache.
     pub(crate) cached: Option<Cached>,
+    /// How the cache stores numbers, if in 8 bits.
+    pub(crate) quantization: Option<Quantization>,
+    /// Whether values are the first features of their keys.
+    pub(crate) latent: bool,
     /// Whether similarities are additive, with as many hidden units as features.
     pub(crate) additive: bool,
     pub(crate) normalizer: Normalizer,
@@ -118,8 +131,8 @@ pub(crate) enum Cached {
     Shared,
 }
 
-pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed \
-bias headbias alibi softcap sinks dropout large-logit bshd backward-only strict full high paged shared additive top-{keys} hard sampled \
+pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed tree keys{keys} \
+bias headbias alibi softcap sinks dropout large-logit bshd backward-only strict full high paged shared int8 fp8 latent additive top-{keys} hard sampled \
 sparsemax local{reach}; of linear, causal relu random{features} both bshd; of lsh, causal both bshd";
 
 impl Case {
@@ -194,6 +207,8 @@ impl Case {
             q_scale: 1.0,
             precision: None,
             cached: None,
+            quantization: None,
+            latent: false,
             additive: false,
             normalizer: Normalizer::Softmax,
             local: None,
@@ -204,6 +219,9 @@ impl Case {
         case.fits()?; // options make lists of these sizes
         seen.sort_unstable(); // the order of options in a name means nothing
         seen.into_iter().try_for_each(|(option, n)| case.add(option, n))?;
+        if case.latent {
+            case.bound = Bound::Fma; // each key is multiplied by many rows
+        }
         case.check()?;
         Ok(case)
     }
@@ -238,9 +256,12 @@ impl Case {
             ("shared", None) if self.bound == Bound::Read => {
                 return self.set_cached(Cached::Shared);
             }
+            ("int", Some(8)) if self.bound == Bound::Read => self.set_bits(Quantization::Int8)?,
+            ("fp", Some(8)) if self.bound == Bound::Read => self.set_bits(Quantization::Fp8E4m3)?,
             ("strict", None) => return self.set_precision(Precision::Strict),
             ("full", None) => return self.set_precision(Precision::Full),
             ("high", None) => return self.set_precision(Precision::High),
+            ("latent", None) => self.latent = true,
             ("additive", None) => self.additive = true,
             ("local", Some(reach)) => self.local = Some(reach),
             ("top_", Some(k)) => return self.set_normalizer(Normalizer::TopK(k)),
@@ -259,7 +280,7 @@ impl Case {
 
     /// The rule of a mask that an option names, if it is one.
     fn rule(&self, option: &str, number: Option<usize>) -> Option<Rule> {
-        let Dims { batch, k_len, .. } = self.dims;
+        let Dims { batch, q_len, k_len, .. } = self.dims;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -281,6 +302,13 @@ impl Case {
             }
             ("strided", None) => Rule::Strided { stride: root },
             ("fixed", None) => Rule::Fixed { block: root, summary: root.min(8) },
+            // Two continuations of each token.
+            ("tree", None) => Rule::Tree {
+                parents: (0..q_len.min(k_len).cast_signed())
+                    .map(|i| (i - 1).div_euclid(2))
+                    .collect(),
+            },
+            ("keys", Some(keys)) => Rule::Keys { keys: keys.min(k_len) },
             _ => return None,
         })
     }
@@ -312,9 +340,20 @@ impl Case {
     }
 
     fn set_cached(&mut self, cached: Cached) -> Result<()> {
-        if self.cached.replace(cached).is_some() {
+        if self.cached.replace(cached).is_some_and(|_| self.quantization.is_none()) {
             bail!("paged and shared; give one");
         }
+        Ok(())
+    }
+
+    fn set_bits(&mut self, quantization: Quantization) -> Result<()> {
+        if self.quantization.replace(quantization).is_some() {
+            bail!("int8 and fp8; give one");
+        }
+        if self.dtype == Dtype::F64 {
+            bail!("int8 and fp8 are computed in f32; the dtype is f32, f16 or bf16");
+        }
+        self.cached.get_or_insert(Cached::Paged);
         Ok(())
     }
 
@@ -345,6 +384,10 @@ impl Case {
         let Heads { q, kv } = self.dims.heads;
         if q % kv != 0 {
             bail!("h{q} and kv{kv}: the first must be a multiple of the second");
+        }
+        let Dims { qk_dim, v_dim, .. } = self.dims;
+        if self.latent && (v_dim > qk_dim || self.pass != Pass::Forward || self.is_another()) {
+            bail!("latent: a forward pass with v{v_dim} not above d{qk_dim}; give smaller values");
         }
         if let Some(option) = self.beyond_another().filter(|_| self.is_another()) {
             let what = if self.lsh { "attention by hashing" } else { "linear attention" };
@@ -386,7 +429,9 @@ impl Case {
             Some(Bias::Heads) => product(&[q.heads, q.len, k.len]),
             Some(Bias::Alibi) | None => 0.0,
         };
-        let (inputs, out) = (of(q) + of(k) + of(v) + bias, of(Shape { dim: v.dim, ..q }));
+        let out = of(Shape { dim: v.dim, ..q });
+        let v = if self.latent { Shape { dim: 0, ..v } } else { v };
+        let inputs = of(q) + of(k) + of(v) + bias;
         let grads = if self.pass == Pass::Forward { 0.0 } else { inputs };
         let cached = if self.cached.is_some() { of(k) + of(v) } else { 0.0 };
         let hidden = if self.additive { 2.0 * product(&[q.dim, q.dim]) } else { 0.0 };

@@ -2,8 +2,8 @@
 
 use super::case::{Bias, Cached, Case, Rule};
 use anyhow::{Context, Result};
-use regard::cache::{CacheShape, PAGE};
-use regard::mask::Bits;
+use regard::cache::{CacheShape, PAGE, Quantization};
+use regard::mask::{Bits, KeyLists};
 use regard::plan::OutputGrads;
 use regard::problem::{Additive, Dims, Dropout, Local, Similarity};
 use regard::score::alibi_slopes;
@@ -24,6 +24,8 @@ pub(crate) struct Input<E: Element> {
     hidden: Option<[Tensor<E>; 3]>,
     centers: Vec<E::Num>,
     mask: Mask,
+    /// Features of the values, if those are features of the keys.
+    latent: Option<usize>,
 }
 
 impl<E: Element> Input<E> {
@@ -43,8 +45,15 @@ impl<E: Element> Input<E> {
             false => tensor(noise, shape, case.layout, times),
         };
         let (q, k) = (query_or_key(q, case.q_scale)?, query_or_key(k, 1.0)?);
+        let latent = case.latent.then_some(v.dim);
         Ok(Self {
-            v: tensor(noise, v, case.layout, 1.0)?,
+            latent,
+            v: tensor(
+                noise,
+                Shape { dim: if case.latent { 0 } else { v.dim }, ..v },
+                case.layout,
+                1.0,
+            )?,
             d_out: tensor(noise, Shape { dim: v.dim, ..q.shape() }, case.layout, 1.0)?,
             q,
             k,
@@ -67,7 +76,9 @@ impl<E: Element> Input<E> {
     }
 
     pub(crate) fn views(&self) -> (View<'_, E>, View<'_, E>, View<'_, E>) {
-        (self.q.view(), self.k.view(), self.v.view())
+        let k = self.k.view();
+        let v = self.latent.and_then(|dim| k.first_features(dim).ok());
+        (self.q.view(), k, v.unwrap_or_else(|| self.v.view()))
     }
 
     /// The gradient of the output.
@@ -117,11 +128,21 @@ impl<E: Element> Input<E> {
     }
 
     /// What the sequences of a case have in a cache.
-    pub(crate) fn cache(&self, how: Cached) -> Result<(KvCache<E>, Vec<Sequence>)> {
+    pub(crate) fn cache(
+        &self,
+        how: Cached,
+        quantization: Option<Quantization>,
+    ) -> Result<(KvCache<E>, Vec<Sequence>)> {
         let Shape { batch, heads, len, dim } = self.k.shape();
         let v_dim = self.v.shape().dim;
         let shape = CacheShape { heads, qk_dim: dim, v_dim, page: PAGE };
-        let mut cache = KvCache::new(shape, usize::MAX)?;
+        let latent = self.latent.map(|v_dim| CacheShape { v_dim, ..shape });
+        let mut cache = match (latent, quantization) {
+            (Some(shape), Some(bits)) => KvCache::latent_quantized(shape, bits, usize::MAX)?,
+            (Some(shape), None) => KvCache::latent(shape, usize::MAX)?,
+            (None, Some(bits)) => KvCache::quantized(shape, bits, usize::MAX)?,
+            (None, None) => KvCache::new(shape, usize::MAX)?,
+        };
         let mut sequences: Vec<Sequence> = Vec::new();
         for b in 0..batch {
             if let (Cached::Shared, Some(first)) = (how, sequences.first()) {
@@ -163,6 +184,15 @@ fn mask(case: &Case, noise: &mut Noise) -> Result<Mask> {
             Rule::Longformer { window, global } => Mask::longformer(*window, global),
             Rule::Strided { stride } => Mask::strided(*stride),
             Rule::Fixed { block, summary } => Mask::fixed(*block, *summary),
+            Rule::Tree { parents } => {
+                let parents = parents.iter().map(|parent| usize::try_from(*parent).ok());
+                Mask::tree(&parents.collect::<Vec<_>>())
+            }
+            Rule::Keys { keys } => {
+                let list = |_| (0..*keys).map(|_| noise.below(k_len)).collect::<Vec<_>>();
+                let lists: Vec<_> = (0..q_len).map(list).collect();
+                Mask::keys(KeyLists::new(&lists, [1, 1, q_len])?)
+            }
             Rule::Bits => {
                 let pairs = q_len.checked_mul(k_len).context("too many pairs for a bool mask")?;
                 let coins: Vec<bool> = (0..pairs).map(|_| noise.bits() >> 63 == 1).collect();
@@ -208,6 +238,8 @@ mod tests {
             "-longformer7",
             "-strided",
             "-fixed",
+            "-tree",
+            "-keys9",
             "-bias",
             "-headbias",
             "-alibi",

@@ -73,6 +73,15 @@ fn others() -> Vec<String> {
     let options = ["top-32", "hard", "sampled", "sparsemax"];
     names.extend(options.map(|option| format!("backward-f32-n2048-d64-h1-{option}")));
     names.push("backward-f32-n16384-d64-h1-local64".into());
+    // Draft tokens against a chain of them, retrieved keys, latent attention.
+    for q in [4, 8, 16] {
+        names.extend(["causal", "tree"].map(|mask| format!("decode-f32-n32768-d128-q{q}-{mask}")));
+    }
+    names.extend(["", "-q16"].map(|q| format!("decode-f32-n100000-d128{q}-keys1000")));
+    names.push("backward-f32-n16384-d64-h1-keys512".into());
+    for dtype in ["f32", "bf16"] {
+        names.push(format!("decode-{dtype}-n8192-d576-v512-h128-kv1-latent"));
+    }
     names
 }
 
@@ -93,6 +102,7 @@ fn halves() -> Vec<String> {
         names.push(format!("decode-{dtype}-n8192-d128-paged"));
     }
     names.push("decode-bf16-n8192-d128-b16-shared".into());
+    names.extend(["paged", "int8", "fp8"].map(|cache| format!("decode-bf16-n32768-d128-{cache}")));
     for d in [64, 128] {
         names.extend(["", "-causal"].map(|option| format!("backward-bf16-n2048-d{d}{option}")));
     }

@@ -186,7 +186,7 @@ fn measure<E: Element>(
     baselines: &mut [Baseline],
 ) -> Result<Row> {
     let input = Input::<E>::new(case)?;
-    let cached = case.cached.map(|how| input.cache(how)).transpose()?;
+    let cached = case.cached.map(|how| input.cache(how, case.quantization)).transpose()?;
     let plan = Plan::new(input.problem(case, cached.as_ref())?, machine)?;
     let compared = BaselineComparison { case, input: &input, plan: &plan, seconds };
     if let Some(map) = case.linear {
@@ -229,7 +229,11 @@ fn measure<E: Element>(
         Bound::Fma => flops,
         Bound::Read => work.bytes * visible / times as f64,
     };
-    let roofline = Roofline::new(case.bound, machine, Units::of(&plan), input.bytes() / times);
+    let bytes = match &cached {
+        Some((cache, _)) if case.quantization.is_some() => cache.bytes_in_use(),
+        _ => input.bytes() / times,
+    };
+    let roofline = Roofline::new(case.bound, machine, Units::of(&plan), bytes);
     let clock = if baselines.is_empty() { Clock::of(machine) } else { Clock::Wall };
     let mut turns = Turns { clock, roofline, units, seconds };
     let mut against: Vec<_> = baselines.iter_mut().map(|b| b.load(case, machine)).collect();

@@ -89,7 +89,7 @@ pub(crate) struct ModelArg {
 /// The KV cache.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct KvArgs {
-    /// Type of numbers in the KV cache: f32, or bf16 for half the memory and less exact attention
+    /// Type of numbers in the KV cache: f32, or bf16 for half the memory, int8 or fp8_e4m3 for a quarter, and less exact attention
     #[arg(long = "kv-dtype", value_name = "TYPE", default_value = "f32", value_parser = kv_dtypes())]
     pub(crate) dtype: KvDtype,
 }

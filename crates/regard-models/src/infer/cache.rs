@@ -3,7 +3,7 @@
 use crate::error::Error;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
-use regard::cache::CacheShape;
+use regard::cache::{CacheShape, Quantization};
 use regard::{Element, KvCache, Sequence, View};
 use safetensors::Dtype;
 use std::ops::Range;
@@ -16,11 +16,15 @@ pub enum KvDtype {
     F32,
     /// Half the memory; keys, values and queries have 8 significant bits. On AMX faster over long contexts.
     Bf16,
+    /// A little more than a quarter of the memory: integers from -127 to 127 with a scale for each key and value of a head. Queries stay f32.
+    Int8,
+    /// A quarter of the memory: numbers of 4 significant bits (OCP E4M3), at most 448. Queries stay f32.
+    Fp8E4m3,
 }
 
 impl KvDtype {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
+    pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::Int8, Self::Fp8E4m3];
 
     /// As `f32`.
     #[must_use]
@@ -28,6 +32,8 @@ impl KvDtype {
         match self {
             Self::F32 => f32::NAME,
             Self::Bf16 => bf16::NAME,
+            Self::Int8 => Quantization::Int8.name(),
+            Self::Fp8E4m3 => Quantization::Fp8E4m3.name(),
         }
     }
 }
@@ -35,6 +41,7 @@ impl KvDtype {
 /// The cache of one layer.
 #[derive(Debug)]
 pub(super) enum LayerCache {
+    /// Of numbers, or in 8 bits.
     F32(KvCache<f32>),
     Bf16(KvCache<bf16>),
 }
@@ -51,7 +58,10 @@ macro_rules! of {
 
 impl LayerCache {
     pub(super) fn new(dtype: KvDtype, shape: CacheShape, budget: usize) -> Result<Self, Error> {
+        let in_8_bits = |quantization| KvCache::quantized(shape, quantization, budget);
         Ok(match dtype {
+            KvDtype::Int8 => Self::F32(in_8_bits(Quantization::Int8)?),
+            KvDtype::Fp8E4m3 => Self::F32(in_8_bits(Quantization::Fp8E4m3)?),
             KvDtype::F32 => Self::F32(KvCache::new(shape, budget)?),
             KvDtype::Bf16 => Self::Bf16(KvCache::new(shape, budget)?),
         })
@@ -73,7 +83,8 @@ impl LayerCache {
         Ok(of!(self, cache => cache.truncate(sequence, len))?)
     }
 
-    /// The type of its numbers, as files name it, and the sizes `[heads, dim]` of a position.
+    /// The type of its numbers, as files name it, and the sizes `[heads, dim]` of a position. What is in 8 bits is an `f32`, and is stored
+    /// as it was when it is appended again.
     pub(super) fn layout(&self) -> (Dtype, [usize; 2]) {
         let dtype = match self {
             Self::F32(_) => Dtype::F32,
@@ -134,18 +145,18 @@ impl LayerCache {
     ) -> Result<[Vec<u8>; 2], Error> {
         match self {
             Self::F32(cache) => bytes(cache, sequence, at, f32::to_le_bytes),
-            Self::Bf16(cache) => bytes(cache, sequence, at, bf16::to_le_bytes),
+            Self::Bf16(cache) => bytes(cache, sequence, at, |x| bf16::from_f32(x).to_le_bytes()),
         }
     }
 
     /// The keys of a sequence, `[heads, length, dim]`.
     pub(super) fn keys(&self, sequence: Sequence) -> Result<Vec<f32>, Error> {
-        of!(self, cache => rows(cache, sequence, |(k, _)| k))
+        of!(self, cache => rows(cache, sequence, 0))
     }
 
     /// The values of a sequence, `[heads, length, dim]`.
     pub(super) fn values(&self, sequence: Sequence) -> Result<Vec<f32>, Error> {
-        of!(self, cache => rows(cache, sequence, |(_, v)| v))
+        of!(self, cache => rows(cache, sequence, 1))
     }
 }
 
@@ -163,17 +174,16 @@ fn of_bytes<E, const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> E) -> V
     bytes.as_chunks().0.iter().map(|bytes| number(*bytes)).collect()
 }
 
-fn bytes<E: Element, const N: usize>(
+fn bytes<E: Element<Num = f32>, const N: usize>(
     cache: &KvCache<E>,
     sequence: Sequence,
     at: Range<usize>,
-    bytes: impl Fn(E) -> [u8; N],
+    bytes: impl Fn(f32) -> [u8; N],
 ) -> Result<[Vec<u8>; 2], Error> {
     let mut both = [Vec::new(), Vec::new()];
     for position in at {
         for head in 0..cache.shape().heads {
-            let (k, v) = cache.row(sequence, head, position)?;
-            for (list, row) in both.iter_mut().zip([k, v]) {
+            for (list, row) in both.iter_mut().zip(cache.numbers(sequence, head, position)?) {
                 list.extend(row.iter().flat_map(|x| bytes(*x)));
             }
         }
@@ -181,17 +191,17 @@ fn bytes<E: Element, const N: usize>(
     Ok(both)
 }
 
-/// Keys or values.
+/// Keys or values, the first or second of each position.
 fn rows<E: Element<Num = f32>>(
     cache: &KvCache<E>,
     sequence: Sequence,
-    which: impl for<'a> Fn((&'a [E], &'a [E])) -> &'a [E],
+    which: usize,
 ) -> Result<Vec<f32>, Error> {
     let (len, heads) = (cache.len(sequence)?, cache.shape().heads);
     let mut rows = Vec::new();
     for head in 0..heads {
         for position in 0..len {
-            rows.extend(which(cache.row(sequence, head, position)?).iter().map(|x| x.widen()));
+            rows.extend(&cache.numbers(sequence, head, position)?[which]);
         }
     }
     Ok(rows)

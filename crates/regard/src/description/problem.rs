@@ -8,7 +8,7 @@ use crate::description::score::Score;
 use crate::description::similarity::Similarity;
 use crate::error::Error;
 use crate::machine::simd::{Element, Precision};
-use crate::tensor::cache::{KvCache, Sequence};
+use crate::tensor::cache::{KvCache, Quantization, Sequence};
 use crate::tensor::index::{Scope, signed};
 use crate::tensor::view::{Shape, View};
 use std::fmt;
@@ -92,6 +92,8 @@ pub struct Problem<'a, E: Element> {
     v_lens: Option<Arc<[usize]>>,
     /// Whether keys and values are those of a cache.
     cached: bool,
+    /// How the cache stores them, if in 8 bits.
+    quantization: Option<Quantization>,
     /// Who may see whom.
     pub mask: Mask,
     /// What happens to the number that a query and a key make.
@@ -152,6 +154,7 @@ impl<'a, E: Element> Problem<'a, E> {
             k_lens: None,
             v_lens: None,
             cached: false,
+            quantization: None,
             mask: Mask::full(),
             score: Score::new(),
             similarity: Similarity::Dot,
@@ -177,6 +180,7 @@ impl<'a, E: Element> Problem<'a, E> {
             k_lens: one.k_lens,
             v_lens: one.v_lens,
             cached: one.cached,
+            quantization: one.quantization,
             mask: one.mask,
             score: one.score.erase(),
             similarity: one.similarity.erase(),
@@ -212,10 +216,20 @@ impl<'a, E: Element> Problem<'a, E> {
         let held = |s: &Sequence| cache.held(*s);
         let k_lens = sequences.iter().map(held).collect::<Result<Arc<[_]>, Error>>()?;
         let [k, v] = cache.shapes(sequences)?;
-        let of_shapes = Self::of_shapes(q.shape(), k, v);
+        let of_shapes = Self::of_shapes(q.shape(), k, v).quantized(cache.quantization());
         let q_offsets = q.offsets().map(Into::into);
         let v_lens = Some(k_lens.clone());
         Ok(Self { q_offsets, k_lens: Some(k_lens), v_lens, cached: true, ..of_shapes })
+    }
+
+    /// The same over keys and values that are stored in this way.
+    pub(crate) fn quantized(self, quantization: Option<Quantization>) -> Self {
+        Self { quantization, ..self }
+    }
+
+    /// How the cache stores keys and values, if in 8 bits.
+    pub(crate) fn quantization(&self) -> Option<Quantization> {
+        self.quantization
     }
 
     /// Queries of an item.
@@ -447,9 +461,11 @@ impl<'a, E: Element> Problem<'a, E> {
         matches!(self.similarity, Similarity::Dot)
     }
 
-    /// The bf16 terms that numbers are split into for products on tiles, if the precision and the similarity allow that.
+    /// The bf16 terms that numbers are split into for products on tiles, if the precision, the similarity and the cache allow that: numbers
+    /// in 8 bits are computed in `f32`.
     pub(crate) fn terms(&self) -> Option<usize> {
-        (self.stored.terms)(self.precision).filter(|_| self.is_dot() && self.is_softmax())
+        let allowed = self.is_dot() && self.is_softmax() && self.quantization.is_none();
+        (self.stored.terms)(self.precision).filter(|_| allowed)
     }
 
     /// The shapes of q, k and v.
@@ -574,7 +590,7 @@ impl<'a, E: Element> Problem<'a, E> {
         }
         let scores = [q.batch, q.heads, q.len, k.len];
         self.score.check(scores)?;
-        self.mask.check(scores)
+        self.mask.check(scores, &|item| [self.q_len(item), self.k_len(item)])
     }
 }
 
@@ -585,6 +601,9 @@ impl<E: Element> fmt::Display for Problem<'_, E> {
         let [q_most, k_most] = [self.q_offsets.is_some(), self.k_lens.is_some()]
             .map(|own| if own { "<=" } else { "" });
         write!(f, "queries {q_most}{q_len}x{q_dim} keys {k_most}{k_len} values x{v_dim}, ")?;
+        if let Some(quantization) = self.quantization {
+            write!(f, "in {}, ", quantization.name())?;
+        }
         write!(f, "mask {}, score {}{}", self.mask, self.similarity, self.score)?;
         if let Some(local) = self.local {
             write!(f, ", within {} of centers", local.reach())?;

@@ -13,7 +13,7 @@ use crate::kernel::micro::{distance_tile, dot_tile};
 use crate::kernel::queries::Queries;
 use crate::machine::simd::{GROUP, Isa, Lanes, Number, Simd, each, leaf};
 use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, Keys, RowMask, RowTile, Scope, Span, low};
-use crate::tensor::source::{AnyHead, Source, rows};
+use crate::tensor::source::{AnyHead, KvHead, Source, rows};
 use crate::tensor::view::{Rows, View};
 use std::ops::Range;
 
@@ -36,9 +36,15 @@ pub(crate) struct Call<'c, N: Number> {
 
 impl<'c, N: Number> Call<'c, N> {
     /// Keys and values of the head that serves a query head.
-    pub(crate) fn keys_and_values(&self, scope: Scope) -> (AnyHead<'c, N>, AnyHead<'c, N>) {
+    pub(crate) fn keys_and_values(&self, scope: Scope) -> (KvHead<'c, N>, KvHead<'c, N>) {
         let kv_head = self.problem.kv_head(scope.head);
         (self.k.head(scope.batch, kv_head), self.v.head(scope.batch, kv_head))
+    }
+
+    /// The same where nothing is in 8 bits.
+    pub(crate) fn elements(&self, scope: Scope) -> (AnyHead<'c, N>, AnyHead<'c, N>) {
+        let (k, v) = self.keys_and_values(scope);
+        (k.elements(), v.elements())
     }
 
     /// The queries of a head.
@@ -149,9 +155,9 @@ impl<N: Number> BlockLoop<N> {
             if let Keys::Gathered(gathered) = block.keys() {
                 // Rows far apart: no hardware prefetcher follows them.
                 gathered.iter().for_each(|key| {
-                    each!(all_k, k => prefetch_l1(k.row(*key)));
+                    prefetch_row(all_k, *key);
                     if V::VALUES {
-                        each!(all_v, v => prefetch_l1(v.row(*key)));
+                        prefetch_row(all_v, *key);
                     }
                 });
             }
@@ -177,6 +183,15 @@ impl<N: Number> BlockLoop<N> {
                 }
             }
         }
+    }
+}
+
+/// Asks for a row of keys or values.
+#[inline(always)]
+fn prefetch_row<N: Number>(head: KvHead<'_, N>, i: usize) {
+    match head {
+        KvHead::Elements(head) => each!(head, head => prefetch_l1(head.row(i))),
+        KvHead::Quantized(head) => prefetch_l1(head.run(i, 1).0),
     }
 }
 

@@ -1,12 +1,13 @@
 //! Rows in and out of the lanes: a group of rows, `[row][feature]` in memory, stands as `[feature][lane]` in the kernels.
 
+use crate::kernel::dequantize::dequantize;
 use crate::kernel::key_blocks::KeyBlock;
 use crate::kernel::micro::{RowBuffer, lanes_used};
 use crate::machine::simd::{
     self, Any, Element, Isa, Lanes, MAX_LANES, Number, Simd, Task, Visitor, leaf,
 };
 use crate::tensor::index::{Keys, RowTile, Span};
-use crate::tensor::source::{AnyHead, Head, Heads};
+use crate::tensor::source::{AnyHead, Head, Heads, KvHead};
 use crate::tensor::view::{OutTile, Rows, TileMut, TilesMut};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -35,12 +36,12 @@ const LINE: usize = 64;
 /// The rows of a block: where they lie if they are neighbours and need no widening, else copied into `copies`.
 pub(crate) fn fetch<'r, 'c: 'r, N: Number>(
     isa: Isa,
-    rows: AnyHead<'c, N>,
+    rows: KvHead<'c, N>,
     block: &KeyBlock,
     copies: &'r mut Vec<N>,
 ) -> Rows<'r, N> {
     let (len, dim) = (block.len, rows.dim());
-    if let (Keys::From(first), Any::Own(rows)) = (block.keys(), rows)
+    if let (Keys::From(first), KvHead::Elements(Any::Own(rows))) = (block.keys(), rows)
         && let Some(rows) = rows.run(first, len)
     {
         return rows;
@@ -50,7 +51,12 @@ pub(crate) fn fetch<'r, 'c: 'r, N: Number>(
     }
     let keys = block.keys();
     let to = &mut copies[..len * dim];
-    N::visit(rows, WidenRows { isa, keys, step: 1, len, stride: dim, to });
+    match rows {
+        KvHead::Elements(rows) => {
+            N::visit(rows, WidenRows { isa, keys, step: 1, len, stride: dim, to });
+        }
+        KvHead::Quantized(head) => dequantize(isa, head, (keys, len), 0..dim, to),
+    }
     Rows { data: &copies[..len * dim], stride: dim, len, dim }
 }
 

@@ -5,6 +5,7 @@ pub(crate) mod amx;
 pub(crate) mod backward;
 pub(crate) mod best;
 pub(crate) mod block_loop;
+pub(crate) mod dequantize;
 pub(crate) mod forward;
 pub(crate) mod key_blocks;
 pub(crate) mod lanes;

@@ -10,7 +10,7 @@ use crate::machine::Machine;
 use crate::machine::run::run;
 use crate::machine::simd::{GROUP, Isa, Lanes, Number};
 use crate::tensor::index::{BLOCK_KEYS, RowTile, Span};
-use crate::tensor::source::{AnyHead, rows};
+use crate::tensor::source::{AnyHead, KvHead, rows};
 use crate::tensor::view::{
     Layout, OutTile, OutView, Shape, Tensor, TileHeads, TileMut, Unwritten, View, ViewMut,
 };
@@ -209,7 +209,7 @@ impl<N: Number> Projection<'_, N> {
         for first in (0..w.len()).step_by(BLOCK_KEYS) {
             let n = (w.len() - first).min(BLOCK_KEYS);
             block.set(first, n);
-            let w = fetch(isa, w, &block, packed);
+            let w = fetch(isa, KvHead::Elements(w), &block, packed);
             match direction {
                 Transpose::Yes => {
                     let p = &x[first..first + n];

@@ -12,7 +12,7 @@ use crate::kernel::project::project;
 use crate::machine::run::run_then;
 use crate::machine::simd::{Element, Number};
 use crate::plan::output::Output;
-use crate::tensor::cache::{KvCache, Sequence};
+use crate::tensor::cache::{KvCache, Quantization, Sequence};
 use crate::tensor::source::Source;
 use crate::tensor::view::{OutView, Tensor, TileHeads, Unwritten, View, ViewMut};
 
@@ -74,6 +74,12 @@ impl<E: Element> Plan<'_, E> {
         for (item, sequence) in sequences.iter().enumerate() {
             let (planned, found) = (problem.k_len(item), cache.held(*sequence)?);
             Error::unless_same("keys", ("the plan", planned), ("the sequence", found))?;
+        }
+        let (planned, found) = (problem.quantization(), cache.quantization());
+        if planned != found {
+            let [planned, found] =
+                [planned, found].map(|x| x.map_or("elements", Quantization::name));
+            return Err(Error::Storage { planned, found });
         }
         let source = |values| Source::cache(cache, sequences, values);
         Ok(Call { problem, q: q.erase(), k: source(false), v: source(true) })
@@ -321,10 +327,11 @@ impl<N: Number> Core<'_, N> {
         for (tiling, stage) in stages {
             let tiling = |slot| Tiling { q_len: q_len(slot), ..tiling };
             let parts = if stage.into.is_some() { class.parts } else { 1 };
-            // Few rows: a task has all heads that a key head serves.
-            let decode = schedule.decode && stage.keys.is_some();
-            let served = if decode { heads.q / heads.kv } else { 1 };
-            let each = heads.q / served * parts;
+            // Few rows: a task has several heads that a key head serves.
+            let decode = schedule.decode.filter(|_| stage.keys.is_some());
+            let served = decode.unwrap_or(1);
+            let groups = heads.q / served;
+            let each = groups * parts;
             let grid = Grid::new(items, each, self.problem.q_offsets().is_none(), tiling);
             let tiles = schedule.tiles.filter(|_| stage.keys.is_some());
             let sizes = ScratchSizes::new(&self.problem, Schedule { tiles, decode, ..schedule });
@@ -334,7 +341,8 @@ impl<N: Number> Core<'_, N> {
                 || self.scratch.take(&self.problem, sizes),
                 |scratch, i| {
                     let (slot, rest, rows) = grid.at(i);
-                    let (b, head, part) = (class.item(slot), rest / parts * served, rest % parts);
+                    // Parts outermost: heads that share keys are neighbours in time.
+                    let (b, head, part) = (class.item(slot), rest % groups * served, rest / groups);
                     if rows.count == 0 {
                         return;
                     }
@@ -391,8 +399,10 @@ impl<N: Number> Core<'_, N> {
 
     /// Keys and values in tiles, where several tiles of rows meet them.
     fn pack_kv(&self, class: &ItemClass, call: &Call<'_, N>) -> Option<PackedKv> {
-        let sizes =
-            class.schedule.tiles.filter(|_| class.schedule.shared && !class.schedule.decode)?;
+        let sizes = class
+            .schedule
+            .tiles
+            .filter(|_| class.schedule.shared && class.schedule.decode.is_none())?;
         let batch = self.problem.dims().batch;
         let items: Vec<usize> = (0..class.count(batch)).map(|i| class.item(i)).collect();
         let (items, threads) = (&items[..], self.threads());

@@ -15,7 +15,7 @@ mod work;
 
 use crate::description::mask::Mask;
 use crate::description::normalizer::{Rule, Selection};
-use crate::description::problem::{Dims, Problem};
+use crate::description::problem::{Dims, Heads, Problem};
 use crate::error::Error;
 use crate::kernel::amx::{AmxDecodeScratch, Sizes};
 use crate::kernel::block_loop::{DECODE_MAX_ROWS, KeyRange, TILE_ROWS, Tiling};
@@ -76,7 +76,7 @@ struct ScratchSizes {
     dims: Dims,
     rows: usize,
     tiles: Option<Sizes>,
-    decode: bool,
+    decode: Option<usize>,
     /// Whether rows are decoded together: see [`Problem::treats_rows_alike`].
     alike: bool,
     /// Whether weights have factors.
@@ -141,8 +141,8 @@ struct Schedule {
     rows: usize,
     /// Whether keys are split into parts.
     parted: bool,
-    /// Whether all rows that a key head serves are done together.
-    decode: bool,
+    /// Query heads of a task, if the rows of several that one key head serves are done together.
+    decode: Option<usize>,
     /// How products use AMX, if they do.
     tiles: Option<Sizes>,
     /// Whether several tiles of rows meet the same keys: so that these are packed before.
@@ -164,8 +164,14 @@ struct ItemClass {
 /// Keys of one part when few rows meet many keys: enough to outweigh the merge by far.
 const PART_KEYS: usize = 4096;
 
-/// Rows of a head beyond which they fill the lanes well enough.
-const DECODE_MAX_QUERIES: usize = 4;
+/// Rows of a head that are decoded over any number of keys, and over long keys: draft tokens. More rows over few keys are short sequences, of
+/// which there are many, and which are trained: their rows fill the lanes better, and their backward pass may use AMX.
+const DECODE_MAX_QUERIES: [usize; 2] = [4, 16];
+/// Keys from which on they are long.
+const DECODE_LONG_KEYS: usize = 1024;
+
+/// Rows of a tile whose rows have other keys each: one vector of `f32`, which costs the same with fewer rows.
+const LISTED_MIN_ROWS: usize = 16;
 
 impl<'a, E: Element> Plan<'a, E> {
     /// Checks the problem and decides how to run it. After this nothing can fail but a mismatch of tensors and plan.
@@ -257,7 +263,8 @@ impl<'a, N: Number> Core<'a, N> {
             }
         }
         let scratch = ScratchPool::default();
-        Self { rows: longest.rows, problem, machine, first: 0, classes, diagonal, scratch }
+        let rows = lane_rows(&problem, q_len);
+        Self { rows, problem, machine, first: 0, classes, diagonal, scratch }
     }
 
     pub(crate) fn problem(&self) -> &Problem<'a, N> {
@@ -271,7 +278,7 @@ impl<'a, N: Number> Core<'a, N> {
 
     /// The bf16 terms that numbers are split into in the backward pass, if products are made on tiles there.
     pub(crate) fn backward_terms(&self) -> Option<usize> {
-        let many = self.classes.iter().filter(|class| !class.schedule.decode);
+        let many = self.classes.iter().filter(|class| class.schedule.decode.is_none());
         many.filter_map(|class| class.schedule.tiles).map(|sizes| sizes.terms).next()
     }
 
@@ -286,7 +293,7 @@ impl<'a, N: Number> Core<'a, N> {
         let (machine, diagonal) = (self.machine.threads(threads), self.diagonal.clone());
         let schedule = Schedule::new(&problem, machine, &diagonal, [q_len, k_len]);
         let classes = vec![ItemClass { schedule, items: Some(vec![item]), parts: 1 }];
-        let (rows, scratch) = (schedule.rows, ScratchPool::default());
+        let (rows, scratch) = (lane_rows(&problem, q_len), ScratchPool::default());
         Self { problem, machine, rows, first: 0, classes, diagonal, scratch }
     }
 
@@ -398,17 +405,26 @@ impl Schedule {
         [q_len, k_len]: [usize; 2],
     ) -> Self {
         let Dims { heads, qk_dim, v_dim, .. } = problem.dims();
-        let rows = tile_rows(q_len, heads.q);
         let diagonal = diagonal.as_ref().is_some_and(|(stride, _)| apart(*stride, q_len));
-        let parted = q_len <= TILE_ROWS && !diagonal && k_len >= 2 * PART_KEYS;
-        let together = q_len.saturating_mul(heads.q) <= heads.kv.saturating_mul(DECODE_MAX_ROWS);
-        let decode = q_len <= DECODE_MAX_QUERIES && together && !diagonal;
-        let decode = decode && problem.is_dot() && problem.is_softmax();
+        // Key lists are short, however many keys there are to choose from.
+        let listed = problem.mask.row_block().is_some();
+        let parted = q_len <= TILE_ROWS && !diagonal && !listed && k_len >= 2 * PART_KEYS;
+        // Rows that are decoded together: all, or those that have a list of keys in common.
+        let together = problem.mask.row_block().map_or(q_len, |block| block.clamp(1, q_len.max(1)));
+        let most = DECODE_MAX_QUERIES[usize::from(listed || k_len >= DECODE_LONG_KEYS)];
+        let decode = !diagonal && together <= most && problem.is_dot() && problem.is_softmax();
+        let decode = if decode { decode_heads(heads, together) } else { None };
+        let rows = match decode {
+            Some(_) if together < q_len => together,
+            _ => lane_rows(problem, q_len),
+        };
         let tiles = problem.terms().filter(|terms| {
-            machine.isa.has_amx() && (!decode || AmxDecodeScratch::fit(*terms, qk_dim, v_dim))
+            machine.isa.has_amx()
+                && (decode.is_none() || AmxDecodeScratch::fit(*terms, qk_dim, v_dim))
         });
         let tiles = tiles.map(|terms| Sizes::new(terms, qk_dim, v_dim));
-        let shared = q_len.div_ceil(rows).saturating_mul(heads.q) > heads.kv;
+        // Of listed keys few are needed: packing all would cost more than they do.
+        let shared = !listed && q_len.div_ceil(rows).saturating_mul(heads.q) > heads.kv;
         Self { rows, parted, decode, tiles, shared, diagonal }
     }
 }
@@ -456,8 +472,22 @@ impl Grid {
     }
 }
 
+/// Query heads of a decoding task, if so many rows of each are decoded: as many of those that one key head serves as fit.
+fn decode_heads(heads: Heads, rows: usize) -> Option<usize> {
+    let served = heads.q.checked_div(heads.kv)?;
+    let fits = |n: &usize| served.is_multiple_of(*n) && n.saturating_mul(rows) <= DECODE_MAX_ROWS;
+    (1..=served.min(DECODE_MAX_ROWS)).rev().find(fits)
+}
+
+/// Rows of a tile where rows are in the lanes, for an item of so many queries. Rows that have other keys each keep few
+/// neighbours: a tile visits the keys of all of its rows.
+pub(crate) fn lane_rows<E: Element>(problem: &Problem<'_, E>, q_len: usize) -> usize {
+    let rows = tile_rows(q_len, problem.dims().heads.q);
+    problem.mask.row_block().map_or(rows, |block| block.clamp(LISTED_MIN_ROWS, rows))
+}
+
 /// Rows of a tile, for an item of so many queries.
-pub(crate) fn tile_rows(q_len: usize, heads: usize) -> usize {
+fn tile_rows(q_len: usize, heads: usize) -> usize {
     if q_len.saturating_mul(heads) >= 2048 { TILE_ROWS } else { GROUP }
 }
 

@@ -1,6 +1,6 @@
 //! What rows choose before there are weights, where the normalizer is not the softmax.
 
-use super::{Core, Grid, tile_rows};
+use super::{Core, Grid, lane_rows};
 use crate::description::normalizer::{NONE, Normalizer, Selection};
 use crate::description::problem::Dims;
 use crate::error::{Error, filled};
@@ -41,7 +41,7 @@ impl<N: Number> Core<'_, N> {
         // As forward has them: what a row chooses must not depend on other items.
         let tiling = |item| {
             let q_len = problem.q_len(item);
-            Tiling { q_len, rows: tile_rows(q_len, heads.q), stride: 1 }
+            Tiling { q_len, rows: lane_rows(problem, q_len), stride: 1 }
         };
         let grid = Grid::new(batch, heads.q, problem.q_offsets().is_none(), tiling);
         run(

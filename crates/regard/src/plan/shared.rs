@@ -51,7 +51,8 @@ impl<E: Element> Plan<'_, E> {
         let problem = Problem::of_shapes(q.shape(), k, v)
             .score(problem.score.clone())
             .precision(problem.precision)
-            .mask(Mask::full());
+            .mask(Mask::full())
+            .quantized(cache.quantization());
         let first = &sequences[..1];
         let source = |values| Source::cache(cache, first, values);
         let plan = Plan::new(problem, self.machine())?;

@@ -53,8 +53,10 @@ impl<N: Number> Core<'_, N> {
         let features = if hidden > 0 { hidden } else { qk_dim } as f64 + v_dim as f64;
         work.flops = 2.0 * work.pairs as f64 * features;
         let keys = self.problem.sum_over_items(|_, k_len| k_len as u128);
-        let rows = self.problem.rows() as f64 + heads.kv as f64 * keys as f64;
-        work.bytes = rows * features * self.problem.element_bytes() as f64;
+        let (element, kv_rows) =
+            (self.problem.element_bytes() as f64, heads.kv as f64 * keys as f64);
+        let stored = if self.problem.quantization().is_some() { 1.0 } else { element };
+        work.bytes = (self.problem.rows() as f64 * element + kv_rows * stored) * features;
         work
     }
 
@@ -257,7 +259,9 @@ impl<N: Number> fmt::Display for Core<'_, N> {
             work.flops / 1e9,
             work.bytes / f64::from(1 << 20)
         )?;
-        let why_rows = if rows == TILE_ROWS {
+        let why_rows = if self.problem.mask.row_block().is_some() {
+            "rows with key lists of their own: a tile visits the keys of all of its rows"
+        } else if rows == TILE_ROWS {
             "two groups of 64 rows share each block while it is in the cache"
         } else {
             "few rows: smaller tiles fill more threads"

@@ -1,7 +1,7 @@
 //! Where keys and values come from: a tensor, or the pages of a cache. The kernels read one head at a time, as [`AnyHead`].
 
 use crate::machine::simd::{Any, Element, Family, Number, covariant, each, map_any};
-use crate::tensor::cache::{KvCache, Paged, Sequence};
+use crate::tensor::cache::{KvCache, Paged, QuantizedHead, Sequence};
 use crate::tensor::view::{Rows, RowsOf, View};
 use std::marker::PhantomData;
 
@@ -56,14 +56,50 @@ impl<'c, E: Element> Source<'c, E> {
     }
 
     /// One head of one item.
-    pub(crate) fn head(&self, batch: usize, head: usize) -> AnyHead<'c, E::Num> {
+    pub(crate) fn head(&self, batch: usize, head: usize) -> KvHead<'c, E::Num> {
         match *self {
-            Self::Tensor(view) => rows(view.any_head(batch, head)),
-            Self::Cache { cache, sequences, values } => map_any!(Any::from(cache), cache => {
-                let paged = cache.paged(sequences[batch], head);
-                // The plan checked the sequences; one that is not in the cache has no rows.
-                paged.map_or(Head::Rows(Rows::none()), |both| Head::Paged(both[usize::from(values)]))
-            }),
+            Self::Tensor(view) => KvHead::Elements(rows(view.any_head(batch, head))),
+            Self::Cache { cache, sequences, values } => {
+                let (sequence, part) = (sequences[batch], usize::from(values));
+                let quantized =
+                    each!(Any::from(cache), cache => cache.quantized_head(sequence, head));
+                if let Ok(Some(both)) = quantized {
+                    return KvHead::Quantized(both[part]);
+                }
+                KvHead::Elements(map_any!(Any::from(cache), cache => {
+                    let paged = cache.paged(sequence, head);
+                    // The plan checked the sequences; one that is not in the cache has no rows.
+                    paged.map_or(Head::Rows(Rows::none()), |both| Head::Paged(both[part]))
+                }))
+            }
+        }
+    }
+}
+
+/// The keys or the values of a head.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum KvHead<'c, N: Number> {
+    Elements(AnyHead<'c, N>),
+    /// In 8 bits, which are computed in `f32`.
+    Quantized(QuantizedHead<'c>),
+}
+
+impl<'c, N: Number> KvHead<'c, N> {
+    /// The same where nothing is in 8 bits: AMX, the backward pass.
+    pub(crate) fn elements(self) -> AnyHead<'c, N> {
+        match self {
+            Self::Elements(head) => head,
+            Self::Quantized(_) => {
+                unreachable!("a plan for a cache in 8 bits uses vectors, and has no backward pass")
+            }
+        }
+    }
+
+    /// Features of a row.
+    pub(crate) fn dim(&self) -> usize {
+        match self {
+            Self::Elements(head) => head.dim(),
+            Self::Quantized(head) => head.dim,
         }
     }
 }
@@ -141,7 +177,7 @@ impl<'c, E> Head<'c, E> {
             Self::Rows(rows) => Some(rows.slice(first, len)),
             Self::Paged(paged) => {
                 let data = paged.run(first, len)?;
-                Some(Rows { data, stride: paged.dim, len, dim: paged.dim })
+                Some(Rows { data, stride: paged.stride, len, dim: paged.dim })
             }
         }
     }

@@ -1,7 +1,7 @@
 //! A KV cache holds the same rows as a plain list, within its budget, after any sequence of calls.
 
 use proptest::prelude::*;
-use regard::cache::{CacheShape, PAGE};
+use regard::cache::{CacheShape, PAGE, Quantization};
 use regard::tensor::Strides;
 use regard::{Error, KvCache, Sequence, Shape, View};
 use regard_testkit::{CacheModel, Noise};
@@ -246,4 +246,42 @@ fn handles_and_positions_that_are_not_there_are_errors() {
     let c = other.start().unwrap();
     refused(other.len(b), e, &["another KV cache"]);
     assert_eq!(a, c, "caches that were asked for the same sequences give equal handles");
+}
+
+#[test]
+fn a_page_in_8_bits_has_a_byte_for_each_number_and_int8_a_scale_for_each_row() {
+    // 2 heads of 3 positions of 2 + 1 features; a scale for each key and each value.
+    for (quantization, bytes) in [(Quantization::Int8, 18 + 12 * 4), (Quantization::Fp8E4m3, 18)] {
+        let new = |budget| KvCache::<f32>::quantized(SHAPE, quantization, budget);
+        let e = Error::Budget { needed: bytes, budget: bytes - 1 };
+        refused(new(bytes - 1), e, &["raise the budget"]);
+        let mut cache = new(3 * bytes).unwrap();
+        assert_eq!((cache.capacity(), cache.storage()), (3, quantization.name()));
+        let a = cache.start().unwrap();
+        append(&mut cache, a, 4, 1.5).unwrap();
+        let b = cache.fork(a).unwrap();
+        assert_eq!(cache.bytes_in_use(), 2 * bytes);
+        append(&mut cache, b, 1, -2.5).unwrap(); // copies a page, with its scales
+        assert_eq!((cache.bytes_in_use(), cache.bytes()), (3 * bytes, 3 * bytes));
+        let e = Error::Budget { needed: 4 * bytes, budget: 3 * bytes };
+        refused(append(&mut cache, a, 3, 1.0), e, &["raise the budget"]);
+        for (sequence, expected) in [(a, &[1.5; 4][..]), (b, &[1.5, 1.5, 1.5, 1.5, -2.5])] {
+            for (i, x) in expected.iter().enumerate() {
+                let [k, v] = cache.numbers(sequence, 1, i).unwrap();
+                // 1.5 / 127 times 127, the scale rounded to 17 bits.
+                let near = |found: &f32| (found - x).abs() <= 1e-5;
+                assert!(k.iter().chain(&v).all(near), "{k:?} {v:?} {x}");
+                assert_eq!((k.len(), v.len()), (2, 1));
+            }
+        }
+        cache.truncate(b, 4).unwrap();
+        assert_eq!(cache.evict(b, 3), Ok(3));
+        assert_eq!(
+            cache.numbers(b, 0, 2),
+            Err(Error::Evicted { option: "position", found: 2, first: 3 })
+        );
+    }
+    let shape = CacheShape { heads: 1 << 40, page: 1 << 21, ..SHAPE };
+    let e = Error::ShapeOverflow { shape: [1, 1 << 40, 1 << 21, 3] };
+    refused(KvCache::<f32>::quantized(shape, Quantization::Int8, usize::MAX), e, &["memory"]);
 }

@@ -1,8 +1,9 @@
-//! Attention over a paged KV cache is bit-identical to attention over contiguous keys.
+//! Attention over a paged KV cache is bit-identical to attention over contiguous keys; in 8 bits, over the numbers that the cache holds.
 
-use regard::cache::CacheShape;
+use regard::cache::{CacheShape, Quantization};
 use regard::{
-    Element, Error, Isa, KvCache, Machine, Mask, Output, Plan, Problem, Score, Sequence, View, bf16,
+    AttentionView, Element, Error, Isa, KvCache, Machine, Mask, Output, Plan, Problem, Score,
+    Sequence, View, bf16,
 };
 use regard_testkit::Noise;
 use regard_testkit::run::same_bits;
@@ -190,4 +191,136 @@ fn a_plan_for_other_lengths_or_for_tensors_is_an_error() {
     cache.append(sequence, k, v).expect("fits");
     let why = plan.forward_cached(q, &cache, &[sequence]).expect_err("refused").to_string();
     assert!(why.contains("10") && why.contains("20"), "{why}");
+}
+
+/// What a cache holds of a sequence, as `f32` tensors `[1, HEADS, len, ..]`.
+fn held<E: Element<Num = f32>>(cache: &KvCache<E>, sequence: Sequence) -> Past<f32> {
+    let (len, mut past) = (cache.len(sequence).expect("fits"), (Vec::new(), Vec::new()));
+    for (head, i) in (0..HEADS).flat_map(|head| (0..len).map(move |i| (head, i))) {
+        let [k, v] = cache.numbers(sequence, head, i).expect("held");
+        past.0.extend(k);
+        past.1.extend(v);
+    }
+    Past { k: past.0, v: past.1, len }
+}
+
+/// Compares a cache in 8 bits with the numbers that it holds as tensors of `f32`, and the outputs after narrowing.
+fn compare_in_8_bits<E: Element<Num = f32>>(
+    (quantization, page): (Quantization, usize),
+    lens: &[usize],
+    q_len: usize,
+    isa: Isa,
+) {
+    let mut noise = Noise::new(7);
+    let shape = CacheShape { heads: HEADS, qk_dim: DIM, v_dim: V_DIM, page };
+    let mut cache = KvCache::<E>::quantized(shape, quantization, 1 << 26).expect("fits");
+    let mut sequences = Vec::new();
+    for len in lens {
+        let (past, sequence) = (Past::<E>::new(&mut noise, *len), cache.start().expect("fits"));
+        let (k, v) = past.views();
+        cache.append(sequence, k, v).expect("fits");
+        sequences.push(sequence);
+    }
+    let heads = HEADS * SERVED;
+    let q: Vec<E> = noise.normals(lens.len() * heads * q_len * DIM);
+    let view = View::bhsd(&q, [lens.len(), heads, q_len, DIM]).expect("fits");
+    for (threads, windowed) in [(1, false), (3, false), (2, true)] {
+        let machine = Machine::detect().isa(isa).threads(threads);
+        let problem = Problem::cached(&view, &cache, &sequences).expect("fits");
+        let plan = Plan::new(described(problem, windowed), machine).expect("fits");
+        let cached = plan.forward_cached(view, &cache, &sequences).expect("fits");
+        let weights = AttentionView::cached(&plan, view, (&cache, &sequences), &cached);
+        let weights = weights.expect("fits").row(q_len - 1).expect("in range");
+        for (b, sequence) in sequences.iter().enumerate() {
+            let (past, rows) = (held(&cache, *sequence), heads * q_len);
+            let own: Vec<f32> =
+                q[b * rows * DIM..][..rows * DIM].iter().map(|x| x.widen()).collect();
+            let own = View::bhsd(&own, [1, heads, q_len, DIM]).expect("fits");
+            let (k, v) = past.views();
+            let problem = described(Problem::new(&own, &k, &v), windowed);
+            let plan = Plan::new(problem, machine).expect("fits");
+            let alone = plan.forward(own, k, v).expect("fits");
+            let name =
+                format!("{} {} {lens:?} {q_len} {page} {b}", isa.name(), quantization.name());
+            let narrowed: Vec<E> = alone.out.data().iter().map(|x| E::narrow(*x)).collect();
+            assert_eq!(cached.out.data()[b * rows * V_DIM..][..rows * V_DIM], narrowed, "{name}");
+            assert_eq!(cached.lse[b * rows..][..rows], alone.lse, "{name}");
+            assert_eq!(cached.states[b * rows..][..rows], alone.states, "{name}");
+            let row = AttentionView::new(&plan, own, k, &alone).expect("fits").row(q_len - 1);
+            for (head, row) in row.expect("in range").chunks(past.len).enumerate() {
+                let most = lens.iter().max().expect("some");
+                let found = &weights[(b * heads + head) * most..][..past.len];
+                assert_eq!(found, row, "weights, {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cache_in_8_bits_has_the_bits_of_the_numbers_it_holds() {
+    for (isa, quantization) in
+        Isa::available().into_iter().flat_map(|isa| Quantization::ALL.map(|q| (isa, q)))
+    {
+        for page in [1, 7, 64, 100] {
+            let of = (quantization, page);
+            compare_in_8_bits::<f32>(of, &[130, 64, 201], 1, isa);
+            compare_in_8_bits::<f32>(of, &[70, 129], 5, isa);
+            compare_in_8_bits::<f32>(of, &[140, 200], 70, isa);
+            compare_in_8_bits::<bf16>(of, &[130, 64, 201], 1, isa);
+            compare_in_8_bits::<bf16>(of, &[140, 200], 70, isa);
+        }
+        compare_in_8_bits::<f32>((quantization, 64), &[100, 9000, 5000], 1, isa);
+    }
+}
+
+#[test]
+fn a_shared_past_in_8_bits_is_read_once() {
+    for quantization in Quantization::ALL {
+        let mut noise = Noise::new(11);
+        let shape = CacheShape { heads: HEADS, qk_dim: DIM, v_dim: V_DIM, page: 64 };
+        let mut cache = KvCache::<f32>::quantized(shape, quantization, 1 << 26).expect("fits");
+        let first = cache.start().expect("fits");
+        let past = Past::<f32>::new(&mut noise, 640);
+        cache.append(first, past.views().0, past.views().1).expect("fits");
+        let sequences = [70, 5].map(|len| {
+            let (fork, own) = (cache.fork(first).expect("fits"), Past::new(&mut noise, len));
+            cache.append(fork, own.views().0, own.views().1).expect("fits");
+            fork
+        });
+        let q: Vec<f32> = noise.normals(2 * HEADS * SERVED * DIM);
+        let q = View::bhsd(&q, [2, HEADS * SERVED, 1, DIM]).expect("fits");
+        let problem = Problem::cached(&q, &cache, &sequences).expect("fits");
+        let plan = Plan::new(problem, Machine::detect()).expect("fits");
+        let each = plan.forward_cached(q, &cache, &sequences).expect("fits");
+        let shared = plan.forward_shared(q, &cache, &sequences).expect("fits");
+        let apart = each.out.data().iter().zip(shared.out.data()).map(|(a, b)| (a - b).abs());
+        let worst = apart.fold(0.0, f32::max);
+        assert!(worst > 0.0 && worst < 1e-6, "{worst}");
+    }
+}
+
+#[test]
+fn a_plan_for_a_cache_that_stores_numbers_in_another_way_is_an_error() {
+    let (mut noise, mut one) = (Noise::new(3), cache::<bf16>(4));
+    let past = Past::<bf16>::new(&mut noise, 10);
+    let (k, v) = past.views();
+    let mut other = KvCache::quantized(one.shape(), Quantization::Int8, 1 << 20).expect("fits");
+    let sequence = one.start().expect("fits");
+    assert_eq!(other.start().expect("fits"), sequence);
+    one.append(sequence, k, v).expect("fits");
+    other.append(sequence, k, v).expect("fits");
+    let q: Vec<bf16> = noise.normals(HEADS * DIM);
+    let q = View::bhsd(&q, [1, HEADS, 1, DIM]).expect("fits");
+    for (planned, found) in [(&one, &other), (&other, &one)] {
+        let problem = Problem::cached(&q, planned, &[sequence]).expect("fits");
+        let plan = Plan::new(problem, Machine::detect()).expect("fits");
+        let why = plan.forward_cached(q, found, &[sequence]).expect_err("refused").to_string();
+        assert!(why.contains("int8") && why.contains("elements"), "{why}");
+        assert_eq!(plan.forward(q, k, v).expect_err("refused"), Error::OnlyCached);
+    }
+    let why = KvCache::<f64>::quantized(one.shape(), Quantization::Fp8E4m3, 1 << 20);
+    let why = why.expect_err("refused").to_string();
+    assert!(why.contains("fp8_e4m3") && why.contains("f64") && why.contains("bf16"), "{why}");
+    let why = other.row(sequence, 0, 0).expect_err("refused").to_string();
+    assert!(why.contains("int8") && why.contains("numbers"), "{why}");
 }

@@ -1,6 +1,6 @@
 //! Every invalid call: the error value, and a message that names the argument, the numbers and the remedy.
 
-use regard::mask::Bits;
+use regard::mask::{Bits, KeyLists};
 use regard::plan::{OutputGrads, OutputMut};
 use regard::problem::{Align, Dropout, Similarity};
 use regard::score::RelativeBias;
@@ -143,6 +143,57 @@ fn masks_that_do_not_fit_are_errors() {
         let e = Error::Broadcast { option: "bits", found, scores: [2, 4, 5, 7] };
         check(bits(found), e, &["bits", &format!("{found:?}"), "[2, 4, 5, 7]", "equal or 1"]);
     }
+}
+
+#[test]
+fn trees_that_do_not_fit_are_errors() {
+    let check =
+        |mask: Mask, e: Error, words: &[&str]| refused(problem().mask(mask).check(), e, words);
+    let e = Error::Parent { token: 1, parent: 1 };
+    check(Mask::tree(&[None, Some(1)]), e, &["token 1", "parent 1", "before its children"]);
+    let e = Error::Parent { token: 0, parent: usize::MAX };
+    check(Mask::causal().and(Mask::tree(&[Some(usize::MAX)])), e, &["token 0", "none"]);
+    let e = Error::OutOfRange { option: "tree, tokens among the queries", found: 6, limit: 6 };
+    check(Mask::tree(&[None; 6]), e, &["queries: 6", "below 6"]);
+    let e =
+        Error::Count { option: "tree", expected: (2, "one for each item of the batch"), found: 3 };
+    check(Mask::trees(&[[None::<usize>]; 3]), e, &["tree: 3 entries", "give 2"]);
+    // More queries than keys.
+    let (q, k) = (shape([1, 1, 5, 3]), shape([1, 1, 4, 3]));
+    let problem = Problem::<f32>::of_shapes(q, k, k).mask(Mask::tree(&[None; 5]));
+    let e = Error::OutOfRange { option: "tree, tokens among the keys", found: 5, limit: 5 };
+    refused(problem.check(), e, &["keys: 5", "below 5"]);
+}
+
+#[test]
+fn key_lists_that_do_not_fit_are_errors() {
+    let lists = |n: usize, shape| KeyLists::new(&vec![[6usize]; n], shape).unwrap();
+    let check = |lists: KeyLists, e: Error, words: &[&str]| {
+        refused(problem().mask(Mask::keys(lists)).check(), e, words);
+    };
+    let own = |n| ("the key lists", n);
+    let e = axis("batch", own(3), ("the scores", 2));
+    check(lists(15, [3, 1, 5]), e, &["batch", "key lists has 3", "scores has 2"]);
+    let e = axis("heads", own(6), ("the scores", 4));
+    check(lists(15, [1, 3, 5]).head_block(2), e, &["heads", "6", "4"]);
+    let e = axis("rows", own(4), ("the queries, in blocks", 5));
+    check(lists(4, [1, 1, 4]), e, &["rows", "4", "5"]);
+    let e = axis("rows", own(4), ("the queries, in blocks", 3));
+    check(lists(4, [1, 1, 4]).row_block(2), e, &["rows", "4", "3"]);
+    check(lists(5, [1, 1, 5]).row_block(0), Error::Zero { option: "row_block" }, &["at least 1"]);
+    check(lists(5, [1, 1, 5]).head_block(0), Error::Zero { option: "head_block" }, &["at least 1"]);
+    let beyond = KeyLists::new(&[vec![0], vec![], vec![], vec![2, 7], vec![]], [1, 1, 5]).unwrap();
+    check(
+        beyond,
+        Error::OutOfRange { option: "keys", found: 7, limit: 7 },
+        &["keys: 7", "below 7"],
+    );
+    let expected = (6, "one list for each row of each head of each item");
+    let e = Error::Count { option: "keys", expected, found: 2 };
+    refused(KeyLists::new(&[vec![0], vec![1]], [1, 2, 3]), e, &["keys: 2 entries", "give 6"]);
+    let limit = u32::MAX as usize;
+    let e = Error::OutOfRange { option: "keys", found: usize::MAX, limit };
+    refused(KeyLists::new(&[[usize::MAX]], [1, 1, 1]), e, &["keys", "below 4294967295"]);
 }
 
 #[test]

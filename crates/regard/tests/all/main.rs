@@ -17,6 +17,7 @@ mod packed;
 mod parts;
 mod rope;
 mod shapes;
+mod sparse;
 mod steps;
 mod strategies;
 mod table;

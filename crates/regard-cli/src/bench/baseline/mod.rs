@@ -189,6 +189,7 @@ pub(crate) struct Request<'a> {
     /// 0 where scores become weights by the softmax over all.
     top: usize,
     cached: Option<Cached>,
+    latent: bool,
     /// What no baseline has, if there is something.
     unknown: Option<&'static str>,
     threads: usize,
@@ -222,7 +223,9 @@ impl<'a> Request<'a> {
             additive: case.additive,
             top: if let Normalizer::TopK(k) = case.normalizer { k } else { 0 },
             cached: case.cached,
+            latent: case.latent,
             unknown: match case.normalizer {
+                _ if case.quantization.is_some() => Some("a cache in 8 bits"),
                 Normalizer::Softmax | Normalizer::TopK(_) if case.local.is_some() => {
                     Some("local attention")
                 }

@@ -26,7 +26,22 @@ def seen(rule, row, key):
     if kind == "fixed":
         block = rule["block"]
         return (row // block == key // block) | (key % block + rule["summary"] >= block)
+    if kind == "tree":
+        parents, related = rule["parents"], torch.eye(len(rule["parents"]), dtype=torch.bool)
+        for token, parent in enumerate(parents):
+            if parent >= 0:
+                related[token] |= related[parent]
+        visible = (far >= 0).clone()
+        visible[-len(parents) :, -len(parents) :] = related
+        return visible
+    if kind == "keys":
+        return torch.zeros(far.shape, dtype=torch.bool).scatter(1, scattered(rule["keys"], *far.shape), True)
     raise ValueError(f"no mask rule {kind}")
+
+
+def scattered(count, rows, keys):
+    """So many keys for each row, the same at each call."""
+    return torch.randint(keys, (rows, count), generator=torch.Generator().manual_seed(1))
 
 
 def additive(dim, dtype):
@@ -72,6 +87,8 @@ class Asked:
         items = 1 if shared else case["batch"]
         self.k = self.tensor(items, self.kv, self.keys, case["dim"]).expand(case["batch"], -1, -1, -1)
         self.v = self.tensor(items, self.kv, self.keys, case["v_dim"]).expand(case["batch"], -1, -1, -1)
+        if case["latent"]:
+            self.v = self.k[..., : case["v_dim"]]
         self.kinds = [rule["rule"] for rule in case["rules"]]
         self.key, self.row = torch.arange(self.keys), torch.arange(self.keys - self.queries, self.keys).view(-1, 1)
         self.mask = self.all_rules()
@@ -218,6 +235,23 @@ class Asked:
 
         return call
 
+    def gathered(self):
+        """The listed keys of each row, as a batch of rows with few keys."""
+        count = self.case["rules"][0]["keys"]
+        at = scattered(count, self.queries, self.keys)
+        # A key drawn twice counts once.
+        at = at.sort(-1).values
+        again = torch.cat([torch.zeros(self.queries, 1, dtype=torch.bool), at[:, 1:] == at[:, :-1]], 1)
+        mask = ~again.view(self.queries, 1, 1, count) if again.any() else None
+
+        def call():
+            k, v = (x[0][:, at].transpose(0, 1) for x in (self.k, self.v))
+            q = self.q[0].transpose(0, 1).reshape(self.queries, self.kv, self.heads // self.kv, -1)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            return out.reshape(self.queries, self.heads, -1).transpose(0, 1)[None]
+
+        return call
+
     def forms(self):
         case = self.case
         if case["unknown"]:
@@ -238,6 +272,8 @@ class Asked:
             plain = not case["bias"] and not case["dropout"]
             if plain and (self.grouped or case["cached"] == "shared") and self.queries <= 16 and case["layout"] == "bhsd":
                 forms["folded"] = self.folded()
+            if plain and self.kinds == ["keys"] and case["batch"] == 1:
+                forms["gathered"] = self.gathered()
             if plain and self.kinds == ["lengths"]:
                 forms["items alone"] = self.items_alone()
             if plain and sorted(self.kinds) == ["causal", "window"] and self.queries == self.keys:
@@ -247,7 +283,7 @@ class Asked:
         if case["sinks"] and not case["softcap"]:
             forms["flash + lse"] = self.flash_and_lse()
         special = case["softcap"] or case["bias"] or (self.kinds and not self.causal)
-        if forward and special and not case["sinks"] and not case["dropout"] and self.queries > 16:
+        if forward and special and not case["sinks"] and not case["dropout"] and (self.queries > 16 or "tree" in self.kinds):
             forms["flex"] = self.flex()
         return forms if forward else self.with_gradients(forms, [])
 

@@ -9,19 +9,23 @@
 //! stride rules use this position, so they keep their meaning when there are fewer queries than keys.
 
 mod bits;
+mod lists;
 mod part;
 mod runs;
+mod tree;
 
 use crate::error::Error;
 use crate::machine::simd::call_user;
 use crate::tensor::index::{LaneSet, RowTile, Scope, lane_range, signed};
 pub use bits::Bits;
+pub use lists::KeyLists;
 use part::Part;
-pub(crate) use runs::Run;
-use runs::{combine, from_ranges, monotone, push};
+pub(crate) use runs::{Run, combine};
+use runs::{from_ranges, monotone, push};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use tree::Tree;
 
 /// A user-defined mask rule. See [`Mask::custom`].
 pub trait MaskRule: fmt::Debug + Send + Sync {
@@ -66,6 +70,9 @@ enum Rule {
         width: usize,
     },
     Bits(Bits),
+    /// One tree for each batch item, or a single one for all items.
+    Trees(Arc<[Tree]>),
+    Lists(KeyLists),
     Custom(Arc<dyn MaskRule>),
     Part(Arc<Part>),
     And(Arc<(Mask, Mask)>),
@@ -206,6 +213,53 @@ impl Mask {
         Self(Rule::Bits(bits))
     }
 
+    /// Speculative decoding: the last `parents.len()` rows are draft tokens of a tree. `parents[i]` is the index of the parent of
+    /// token `i`, which comes before it; a token without a parent follows the context. A token attends to the keys before the first
+    /// draft token, to its ancestors and to itself; rows before the draft tokens are causal. So a chain is [`causal`](Self::causal).
+    ///
+    /// The key of a draft token is the one at its row's position: with [`Align::End`](crate::problem::Align::End), the last keys are
+    /// those of the draft tokens.
+    ///
+    /// ```
+    /// use regard::{Mask, Problem, View};
+    /// let data = vec![0.5f32; 10 * 8];
+    /// let (q, k) = (View::matrix(&data[..3 * 8], [3, 8])?, View::matrix(&data, [10, 8])?);
+    /// // Two continuations of token 0.
+    /// let mask = Mask::tree(&[None, Some(0), Some(0)]);
+    /// let scope = Problem::new(&q, &k, &k).scope(0, 0);
+    /// assert_eq!(mask.visible(&scope, 1), [0..9]);
+    /// assert_eq!(mask.visible(&scope, 2), [0..8, 9..10]);
+    /// # Ok::<(), regard::Error>(())
+    /// ```
+    #[must_use]
+    pub fn tree(parents: &[Option<usize>]) -> Self {
+        Self::trees(&[parents])
+    }
+
+    /// As [`tree`](Self::tree), with one tree for each batch item, or a single one for all items.
+    #[must_use]
+    pub fn trees<P: AsRef<[Option<usize>]>>(parents: &[P]) -> Self {
+        Self(Rule::Trees(parents.iter().map(|parents| Tree::new(parents.as_ref())).collect()))
+    }
+
+    /// The listed keys only: attention over retrieved keys. The cost of a call is proportional to the lists.
+    ///
+    /// ```
+    /// use regard::mask::KeyLists;
+    /// use regard::{Mask, Problem, View};
+    /// let data = vec![0.5f32; 10 * 8];
+    /// let (q, k) = (View::matrix(&data[..2 * 8], [2, 8])?, View::matrix(&data, [10, 8])?);
+    /// let mask = Mask::keys(KeyLists::new(&[vec![0, 7], vec![3, 4, 5]], [1, 1, 2])?);
+    /// let scope = Problem::new(&q, &k, &k).scope(0, 0);
+    /// assert_eq!(mask.visible(&scope, 0), [0..1, 7..8]);
+    /// assert_eq!(mask.visible(&scope, 1), [3..6]);
+    /// # Ok::<(), regard::Error>(())
+    /// ```
+    #[must_use]
+    pub fn keys(lists: KeyLists) -> Self {
+        Self(Rule::Lists(lists))
+    }
+
     /// A user-defined rule.
     #[must_use]
     pub fn custom(rule: impl MaskRule + 'static) -> Self {
@@ -275,6 +329,8 @@ impl Mask {
             Rule::Dilated(stride) => distance.rem_euclid(signed(*stride)) == 0,
             Rule::Columns { block, width } => key % block >= block.saturating_sub(*width),
             Rule::Bits(bits) => bits.get(scope, row, key),
+            Rule::Trees(trees) => of_batch(trees, scope.batch).is_visible(scope, row, key),
+            Rule::Lists(lists) => lists.get(scope, row, key),
             Rule::Custom(rule) => {
                 let mut ranges = Vec::new();
                 rule.visible(scope, row, &mut ranges);
@@ -324,6 +380,7 @@ impl Mask {
     pub(crate) fn tells_heads_apart(&self) -> bool {
         match &self.0 {
             Rule::Bits(_) | Rule::Custom(_) => true,
+            Rule::Lists(lists) => lists.tells_apart()[1],
             Rule::Part(part) => part.whole.tells_heads_apart(),
             Rule::And(pair) | Rule::Or(pair) => {
                 pair.0.tells_heads_apart() || pair.1.tells_heads_apart()
@@ -336,7 +393,8 @@ impl Mask {
             | Rule::Global(_)
             | Rule::Blocks(_)
             | Rule::Dilated(_)
-            | Rule::Columns { .. } => false,
+            | Rule::Columns { .. }
+            | Rule::Trees(_) => false,
         }
     }
 
@@ -344,6 +402,8 @@ impl Mask {
     pub(crate) fn tells_apart(&self) -> bool {
         match &self.0 {
             Rule::Spans(spans) => spans.len() > 1,
+            Rule::Trees(trees) => trees.len() > 1,
+            Rule::Lists(lists) => lists.tells_apart().contains(&true),
             Rule::Segments(_) => true,
             Rule::Part(part) => part.whole.tells_apart(),
             Rule::And(pair) | Rule::Or(pair) => pair.0.tells_apart() || pair.1.tells_apart(),
@@ -404,6 +464,8 @@ impl Mask {
                 }
             }
             Rule::Bits(bits) => bits.runs(scope, rows, out),
+            Rule::Trees(trees) => of_batch(trees, scope.batch).runs(scope, rows, out),
+            Rule::Lists(lists) => lists.runs(scope, rows, out),
             Rule::Custom(rule) => {
                 let mut ranges = Vec::new();
                 let mut all = Vec::new();
@@ -450,7 +512,22 @@ impl Mask {
             | Rule::Blocks(_)
             | Rule::Dilated(_)
             | Rule::Columns { .. }
+            | Rule::Trees(_)
+            | Rule::Lists(_)
             | Rule::Custom(_) => None,
+        }
+    }
+
+    /// Rows that have their keys in common with their neighbours, if other rows have other keys, anywhere.
+    pub(crate) fn row_block(&self) -> Option<usize> {
+        match &self.0 {
+            Rule::Lists(lists) => Some(lists.rows()),
+            Rule::Part(part) => part.whole.row_block(),
+            Rule::And(pair) | Rule::Or(pair) => {
+                let (a, b) = (pair.0.row_block(), pair.1.row_block());
+                a.zip(b).map(|(a, b)| a.min(b)).or(a).or(b)
+            }
+            _ => None,
         }
     }
 
@@ -498,9 +575,13 @@ impl Mask {
         }
     }
 
-    /// Validates the mask for scores of shape `[batch, heads.q, q_len, k_len]`.
-    pub(crate) fn check(&self, scores: [usize; 4]) -> Result<(), Error> {
-        let [batch, _, q_len, k_len] = scores;
+    /// Validates the mask for scores of shape `[batch, heads.q, q_len, k_len]`; `len` has the numbers of queries and keys of an item.
+    pub(crate) fn check(
+        &self,
+        scores: [usize; 4],
+        len: &dyn Fn(usize) -> [usize; 2],
+    ) -> Result<(), Error> {
+        let [batch, heads, q_len, k_len] = scores;
         let counted = |option, found: usize, n: usize, what| {
             if found == n || Some(found) == n.checked_mul(batch) {
                 return Ok(());
@@ -544,9 +625,17 @@ impl Mask {
             Rule::Columns { block: 0, .. } => Err(Error::Zero { option: "columns" }),
             Rule::Blocks(_) | Rule::Dilated(_) | Rule::Columns { .. } => Ok(()),
             Rule::Bits(bits) => bits.check(scores),
+            Rule::Trees(trees) => {
+                if trees.len() != 1 && trees.len() != batch {
+                    let expected = (batch, "one for each item of the batch");
+                    return Err(Error::Count { option: "tree", expected, found: trees.len() });
+                }
+                (0..batch).try_for_each(|item| of_batch(trees, item).check(len(item)))
+            }
+            Rule::Lists(lists) => lists.check([batch, heads], len),
             Rule::And(pair) | Rule::Or(pair) => {
-                pair.0.check(scores)?;
-                pair.1.check(scores)
+                pair.0.check(scores, len)?;
+                pair.1.check(scores, len)
             }
         }
     }
@@ -678,6 +767,8 @@ impl fmt::Display for Mask {
             Rule::Dilated(stride) => write!(f, "dilated {stride}"),
             Rule::Columns { block, width } => write!(f, "columns {width} of {block}"),
             Rule::Bits(_) => write!(f, "bits"),
+            Rule::Trees(_) => write!(f, "tree"),
+            Rule::Lists(_) => write!(f, "key lists"),
             Rule::Custom(rule) => write!(f, "custom {rule:?}"),
             Rule::Part(part) => {
                 let Part { whole, first_row, keys, .. } = &**part;

@@ -69,8 +69,21 @@ pub(super) fn from_ranges(ranges: &mut [(Range<usize>, usize)], out: &mut Vec<Ru
     }
 }
 
+/// Appends keys in ascending order, each for the union of the rows that `lanes` makes of its entries.
+pub(super) fn push_keys(
+    keys: &mut [(usize, usize)],
+    lanes: impl Fn(usize) -> LaneSet,
+    out: &mut Vec<Run>,
+) {
+    keys.sort_unstable();
+    for same in keys.chunk_by(|a, b| a.0 == b.0) {
+        let rows = same.iter().fold(0, |rows, (_, i)| rows | lanes(*i));
+        push(out, same[0].0..same[0].0 + 1, rows);
+    }
+}
+
 /// Merges two lists; `join` combines the row sets of each key.
-pub(super) fn combine(
+pub(crate) fn combine(
     a: &[Run],
     b: &[Run],
     out: &mut Vec<Run>,

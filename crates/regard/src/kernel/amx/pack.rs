@@ -460,7 +460,7 @@ impl PackedKv {
             let b = before.partition_point(|key_blocks| key_blocks * heads <= i) - 1;
             let (key_blocks, own) = (before[b + 1] - before[b], i - before[b] * heads);
             let (head, first) = (own / key_blocks, own % key_blocks * BLOCK_KEYS);
-            let (k, v) = (call.k.head(b, head), call.v.head(b, head));
+            let (k, v) = (call.k.head(b, head).elements(), call.v.head(b, head).elements());
             at.set(first, k.len().saturating_sub(first).min(BLOCK_KEYS));
             let one = RowTile { first: 0, step: 1, count: 1 };
             // SAFETY: key block `i` belongs to task `i` alone, and `rows` and `non_finite` were made of zeros.

@@ -64,7 +64,7 @@ impl Products<f32> for AmxProducts {
             let as_rows = [&group.q_rows, &group.d_out_rows];
             scratch.rows.fill(*s, g, lanes, as_rows, rows.count);
         }
-        let inputs = call.keys_and_values(scope);
+        let inputs = call.elements(scope);
         let (s, weighed) = (*s, None);
         let mut visitor =
             Passing { isa, s, t, inputs, scope, rows, grads, scratch, factor, weighed };

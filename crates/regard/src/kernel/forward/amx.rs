@@ -154,7 +154,7 @@ impl Visit<f32> for Adding<'_, '_> {
             return true;
         }
         self.flush();
-        let rows = self.call.keys_and_values(self.scope);
+        let rows = self.call.elements(self.scope);
         self.scratch.key_block.fill(self.s, rows, block);
         if let (None, Some(first), true) = (self.packed_kv, first, whole)
             && self.scratch.key_block.get().non_finite == 0
@@ -383,7 +383,7 @@ impl Adding<'_, '_> {
         let to = Sums::lanes(&mut group.sums, 0).accumulate(true);
         Product::new(of, (packed.values, weights), to).run(t);
         if packed.non_finite != 0 {
-            let (_, v) = self.call.keys_and_values(self.scope);
+            let (_, v) = self.call.elements(self.scope);
             let left_out = LeftOut { non_finite: packed.non_finite, visible: &visible, keys: n };
             add_non_finite(v, at.keys, left_out, tile, &mut group.sums);
         }

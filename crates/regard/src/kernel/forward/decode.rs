@@ -1,20 +1,26 @@
 //! Decoding: few rows, many keys. Features stand in the vectors here, and all query heads that one key head serves are done
 //! together, so that every key and value comes from memory once, is widened in registers, and is used for all of them.
 //!
-//! Cost: the time to read keys and values. What a mask or a score makes of a tile is the same code as for many rows; only
+//! Cost: the time to read keys and values. Those in 8 bits become numbers in the first cache, a few rows or features at a time, which the
+//! same products read. What a mask or a score makes of a tile is the same code as for many rows; only
 //! the two products differ: on vectors (`decode_vectors.rs`) or on AMX (`decode_amx.rs`).
 
 use super::Forward;
-use crate::description::mask::Run;
+use crate::description::mask::{Mask, Run, combine};
 use crate::description::problem::Problem;
 use crate::kernel::amx::{AmxDecodeScratch, Sizes};
 use crate::kernel::block_loop::{Call, DECODE_MAX_ROWS, KeyRange, apply_mask, mask_within};
-use crate::kernel::lanes::multiply_tile;
+use crate::kernel::dequantize::{dequantize, prefetch_rows};
+use crate::kernel::key_blocks::{KeyBlock, KeyBlocks, SparseKey};
+use crate::kernel::lanes::{multiply_tile, prefetch_l2};
 use crate::kernel::micro::RowBuffer;
 use crate::kernel::softmax::{SoftmaxTile, State, States, exp_and_sum_row, update_max};
-use crate::machine::simd::{Any, Element, GROUP, Isa, Lanes, Number, Simd, Visitor, leaf, map_any};
-use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, Keys, RowMask, RowTile, Scope, Span};
-use crate::tensor::source::{AnyHead, Head, Heads};
+use crate::machine::simd::{
+    Any, Element, GROUP, Isa, Lanes, Number, Simd, Visitor, each, leaf, map_any,
+};
+use crate::tensor::cache::QuantizedHead;
+use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, Keys, RowMask, Scope, Span, lane_range};
+use crate::tensor::source::{Head, Heads, KvHead};
 use crate::tensor::view::{Rows, RowsOf};
 use half::{bf16, f16};
 use std::ops::Range;
@@ -23,8 +29,11 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(crate) struct DecodeScratch<N> {
     rows: DecodeRows<N>,
-    /// What the mask lets each head see.
-    runs: Vec<Vec<Run>>,
+    /// Query heads of a task.
+    heads: usize,
+    /// The visible keys, a lane for each row of each head; those of one head; and memory to join them.
+    runs: [Vec<Run>; 3],
+    sparse: Vec<SparseKey>,
     /// Rows that are weighed together: those of one head, or all, if no option tells heads apart.
     head_groups: Vec<HeadGroup<N>>,
     /// Dot products of a block, then weights: those of a key side by side, [`DecodeRows::width`] from one key to the next.
@@ -32,6 +41,8 @@ pub(crate) struct DecodeScratch<N> {
     factors: Vec<Lanes<N>>,
     /// Rows of a block that lie in two pages.
     copies: [Copies<N>; 2],
+    /// Some rows of 8 bits as numbers.
+    numbers: Vec<N>,
     /// For products on tiles.
     pub(crate) amx: Option<AmxDecodeScratch>,
 }
@@ -71,6 +82,8 @@ pub(crate) trait Products<N: Number> {
 /// Values of a block, and what they are multiplied by.
 pub(crate) struct Weighted<'t, N: Number> {
     pub(crate) values: AnyRows<'t, N>,
+    /// The first of their features among those of the sums.
+    pub(crate) first_feature: usize,
     /// Rows that are needed next.
     pub(crate) next_rows: AnyRows<'t, N>,
     /// `[key][row]`
@@ -105,9 +118,9 @@ struct HeadGroup<N> {
 }
 
 impl<N: Number> DecodeScratch<N> {
-    pub(crate) fn new(problem: &Problem<'_, N>, tiles: Option<Sizes>) -> Self {
+    /// For tasks of so many query heads.
+    pub(crate) fn new(problem: &Problem<'_, N>, served: usize, tiles: Option<Sizes>) -> Self {
         let dims = problem.dims();
-        let served = dims.heads.q / dims.heads.kv.max(1);
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let head_group = |heads| HeadGroup {
             heads,
@@ -127,11 +140,14 @@ impl<N: Number> DecodeScratch<N> {
         );
         Self {
             rows: DecodeRows { q, sums, count: 0, width: 1 },
-            runs: vec![Vec::new(); served],
+            heads: served,
+            runs: [Vec::new(), Vec::new(), Vec::new()],
+            sparse: Vec::new(),
             head_groups: head_groups.collect(),
             dots: vec![N::zero(); BLOCK_KEYS * DECODE_MAX_ROWS],
             factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
             copies: [Copies::default(), Copies::default()],
+            numbers: Vec::new(),
             amx: tiles.map(AmxDecodeScratch::new),
         }
     }
@@ -141,7 +157,7 @@ impl<N: Number> DecodeScratch<N> {
 const CLASSES: usize = GROUP / DECODE_MAX_ROWS;
 
 impl<N: Number> Forward<'_, '_, N> {
-    /// The rows of all heads that one key head serves, over the keys of the way.
+    /// The rows of some heads that one key head serves, over the keys of the way.
     pub(crate) fn decode(&mut self, isa: Isa, products: &mut impl Products<N>) {
         let Self { call, scope, rows, .. } = *self;
         let Some(mut scratch) = self.scratch.decode.take() else { return };
@@ -183,7 +199,7 @@ impl<N: Number> DecodeScratch<N> {
         HeadRows { scope, rows }: HeadRows,
         key_range: &KeyRange<'_>,
     ) {
-        self.rows.count = self.runs.len() * rows.count;
+        self.rows.count = self.heads * rows.count;
         self.rows.width = self.rows.count.next_power_of_two();
         self.rows.sums.clear();
         self.dots.fill(N::zero());
@@ -192,14 +208,28 @@ impl<N: Number> DecodeScratch<N> {
             head_group.width =
                 if call.problem.treats_rows_alike() { self.rows.width } else { GROUP };
         }
-        for (h, runs) in self.runs.iter_mut().enumerate() {
-            let scope = Scope { head: scope.head + h, ..scope };
-            key_range.mask.runs_beyond(key_range.without, &scope, rows, runs);
-            let q = call.queries(scope.batch, scope.head);
+        let head = |h| Scope { head: scope.head + h, ..scope };
+        for h in 0..self.heads {
+            let q = call.queries(scope.batch, scope.head + h);
             for i in 0..rows.count {
                 let to = self.rows.q.row_mut(h * rows.count + i);
                 N::visit(q, WidenRow { row: rows.row(i), to });
             }
+        }
+        let [all, one, joined] = &mut self.runs;
+        key_range.mask.runs_beyond(key_range.without, &head(0), rows, all);
+        let masks = [Some(key_range.mask), key_range.without];
+        if !masks.into_iter().flatten().any(Mask::tells_heads_apart) {
+            // A bit for each head, so that the product has the lanes of all.
+            let copies = (0..self.heads).fold(0, |set, h| set | 1 << (h * rows.count));
+            return all.iter_mut().for_each(|run| run.lanes *= copies);
+        }
+        for h in 1..self.heads {
+            key_range.mask.runs_beyond(key_range.without, &head(h), rows, one);
+            one.iter_mut().for_each(|run| run.lanes <<= h * rows.count);
+            joined.clear();
+            combine(all, one, joined, |a, b| a | b);
+            std::mem::swap(all, joined);
         }
     }
 
@@ -213,39 +243,101 @@ impl<N: Number> DecodeScratch<N> {
     ) {
         let Forward { call, scope, rows, .. } = *task;
         let (k, v) = call.keys_and_values(scope);
-        let range_end = key_range.keys.end.min(scope.k_len);
-        let mut first = key_range.keys.start;
+        let range = key_range.keys.start..key_range.keys.end.min(scope.k_len);
         let [mut key_copies, mut value_copies] = std::mem::take(&mut self.copies);
-        while first < range_end {
-            let n = (range_end - first).min(BLOCK_KEYS - first % BLOCK_KEYS);
-            let after = first + n;
-            let mut any = false;
-            for head_group in &mut self.head_groups {
-                head_group.look(&mut self.runs, rows, first..after);
-                any |= head_group.any;
-            }
-            if any {
-                let keys = rows_of(k, first..after, &mut key_copies);
-                let values = rows_of(v, first..after, &mut value_copies);
-                // What is needed next: memory must not rest while the vectors are busy.
-                let left = n.min(range_end - after);
-                let next_rows = map_any!(k, k => k.run(after, left).unwrap_or(Rows::none()));
-                products.dots(isa, &self.rows, keys, values, &mut self.dots);
-                for b in 0..self.head_groups.len() {
-                    let rows = HeadRows { scope, rows };
-                    self.exp_and_sum(isa, call.problem, rows, b, first..after);
+        let (runs, mut sparse) =
+            (std::mem::take(&mut self.runs[0]), std::mem::take(&mut self.sparse));
+        let all = lane_range(0, self.rows.count);
+        let mut blocks = KeyBlocks::new(&runs, range.clone(), all, &mut sparse);
+        let mut block = KeyBlock::new();
+        while blocks.next(&mut block) {
+            let n = block.len;
+            // What is needed next: memory must not rest while the vectors are busy.
+            let next = match block.keys() {
+                Keys::From(first) => {
+                    let after = first + n;
+                    next_of(k, after..after + n.min(range.end - after))
                 }
-                let mut rescale = [N::one(); DECODE_MAX_ROWS];
-                let mut visible = [RowMask::MAX; BLOCK_KEYS];
-                let hidden = self.gather(rows.count, n, &mut rescale, &mut visible);
-                let visible = hidden.then_some(&visible[..n]);
-                let (weights, rescale) = (&self.dots[..], &rescale);
-                let work = Weighted { values, next_rows, weights, visible, rescale };
-                products.add(isa, &mut self.rows, work);
+                Keys::Gathered(keys) => {
+                    for key in keys {
+                        prefetch_row(k, *key);
+                        prefetch_row(v, *key);
+                    }
+                    BlockRows::Elements(Any::Own(Rows::none()))
+                }
+            };
+            let keys = rows_of(k, &block, &mut key_copies);
+            let values = rows_of(v, &block, &mut value_copies);
+            self.dots(isa, products, (keys, values));
+            for b in 0..self.head_groups.len() {
+                self.head_groups[b].look(&block, rows.count);
+                self.exp_and_sum(isa, call.problem, HeadRows { scope, rows }, b, &block);
             }
-            first = after;
+            let mut rescale = [N::one(); DECODE_MAX_ROWS];
+            let mut visible = [RowMask::MAX; BLOCK_KEYS];
+            let hidden = self.gather(rows.count, n, &mut rescale, &mut visible);
+            let visible = hidden.then_some(&visible[..n]);
+            self.add(isa, products, (values, next), (visible, &rescale));
         }
+        (self.runs[0], self.sparse) = (runs, sparse);
         self.copies = [key_copies, value_copies];
+    }
+
+    /// The dot products of a block, while its values are asked for.
+    fn dots(
+        &mut self,
+        isa: Isa,
+        products: &mut impl Products<N>,
+        (keys, values): (BlockRows<'_, N>, BlockRows<'_, N>),
+    ) {
+        let Self { rows, dots, numbers, .. } = self;
+        let (head, block, n) = match keys {
+            BlockRows::Elements(keys) => {
+                return products.dots(isa, rows, keys, values.elements(), dots);
+            }
+            BlockRows::Quantized(head, block, n) => (head, block, n),
+        };
+        let dim = head.dim;
+        for first in (0..n).step_by(QUANTIZED_KEYS) {
+            let len = QUANTIZED_KEYS.min(n - first);
+            values.prefetch(first..first + len, n);
+            let numbers = at_least(numbers, len * dim);
+            dequantize(isa, head, (block.skip(first), len), 0..dim, numbers);
+            let keys = Any::Own(Rows { data: numbers, stride: dim, len, dim });
+            let to = &mut dots[first * rows.width..];
+            products.dots(isa, rows, keys, Any::Own(Rows::none()), to);
+        }
+    }
+
+    /// Adds the values of a block, while the next keys are asked for.
+    fn add<'w>(
+        &'w mut self,
+        isa: Isa,
+        products: &mut impl Products<N>,
+        (values, next): (BlockRows<'w, N>, BlockRows<'w, N>),
+        (visible, rescale): (Option<&'w [RowMask]>, &'w [N; DECODE_MAX_ROWS]),
+    ) {
+        let Self { rows, dots, numbers, .. } = self;
+        let weights = &dots[..];
+        let (head, block, len) = match values {
+            BlockRows::Elements(values) => {
+                let (first_feature, next_rows) = (0, next.elements());
+                let work = Weighted { values, first_feature, next_rows, weights, visible, rescale };
+                return products.add(isa, rows, work);
+            }
+            BlockRows::Quantized(head, block, len) => (head, block, len),
+        };
+        for first_feature in (0..head.dim).step_by(QUANTIZED_FEATURES) {
+            let dim = QUANTIZED_FEATURES.min(head.dim - first_feature);
+            let features = first_feature..first_feature + dim;
+            next.prefetch(features.clone(), head.dim);
+            let numbers = at_least(numbers, len * dim);
+            dequantize(isa, head, (block, len), features, numbers);
+            let values = Any::Own(Rows { data: numbers, stride: dim, len, dim });
+            let next_rows = Any::Own(Rows::none());
+            let work = Weighted { values, first_feature, next_rows, weights, visible, rescale };
+            products.add(isa, rows, work);
+        }
     }
 
     /// The weights of all head_groups side by side, what their sums are multiplied by and, if that is not all, what they see.
@@ -285,16 +377,16 @@ impl<N: Number> DecodeScratch<N> {
         hidden
     }
 
-    /// From dot products to the weights of head group `b` for the keys of a block.
+    /// From dot products to the weights of head group `b` for a block of keys.
     fn exp_and_sum(
         &mut self,
         isa: Isa,
         problem: &Problem<'_, N>,
         HeadRows { scope, rows }: HeadRows,
         b: usize,
-        keys: Range<usize>,
+        block: &KeyBlock,
     ) {
-        let n = keys.len();
+        let n = block.len;
         let Self { head_groups, dots, factors, .. } = self;
         let head_group = &mut head_groups[b];
         head_group.rescale = Lanes([N::one(); GROUP]);
@@ -317,7 +409,7 @@ impl<N: Number> DecodeScratch<N> {
             head_group.spread_mask(n, &mut visible);
         }
         let scope = Scope { head: scope.head + head_group.heads.start, ..scope };
-        let at = At { scope, rows, span, keys: Keys::From(keys.start) };
+        let at = At { scope, rows, span, keys: block.keys() };
         if spread {
             let visible = if hides { &mut visible[..used] } else { &mut [] };
             return head_group.weigh_spread(isa, dots, visible, used);
@@ -420,36 +512,22 @@ fn sum_of_classes<N: Number, S: Simd<N>>(s: S, tile: &[Lanes<N>], width: usize) 
 }
 
 impl<N: Number> HeadGroup<N> {
-    /// What its rows see of some keys. Keys come in ascending order.
-    fn look(&mut self, runs: &mut [Vec<Run>], rows: RowTile, keys: Range<usize>) {
-        let (n, one) = (keys.len(), Span::first(rows.count).set());
-        let Range { start: first, end } = keys;
-        let everyone = Span::first(self.heads.len() * rows.count).set();
-        #[expect(clippy::cast_possible_truncation, reason = "few rows")]
-        let lanes = |run: &Run| run.lanes as RowMask & one;
-        let runs = &mut runs[self.heads.clone()];
-        let mut all = true;
-        for runs in &mut *runs {
-            let done = runs.iter().take_while(|run| run.keys.end <= first).count();
-            runs.drain(..done);
-            all &= runs.first().is_some_and(|run| {
-                run.keys.start <= first && run.keys.end >= end && lanes(run) == one
-            });
-        }
-        self.visible[..n].fill(if all { everyone } else { 0 });
-        (self.any, self.hidden) = (all, !all);
-        if all {
+    /// What its rows see of a block.
+    fn look(&mut self, block: &KeyBlock, each: usize) {
+        let first = self.heads.start * each;
+        let everyone = Span::first(self.heads.len() * each).set();
+        let visible = &mut self.visible[..block.len];
+        if block.full {
+            visible.fill(everyone);
+            (self.any, self.hidden) = (true, false);
             return;
         }
-        for (at, runs) in runs.iter().enumerate() {
-            for run in runs.iter().take_while(|run| run.keys.start < end) {
-                let keys = run.keys.start.max(first) - first..run.keys.end.min(end) - first;
-                let lanes = lanes(run) << (at * rows.count);
-                self.visible[keys].iter_mut().for_each(|visible| *visible |= lanes);
-            }
+        #[expect(clippy::cast_possible_truncation, reason = "few rows")]
+        for (visible, lanes) in visible.iter_mut().zip(&block.lanes) {
+            *visible = (lanes >> first) as RowMask & everyone;
         }
-        self.any = self.visible[..n].iter().any(|visible| *visible != 0);
-        self.hidden = self.visible[..n].iter().any(|visible| *visible != everyone);
+        self.any = visible.iter().any(|visible| *visible != 0);
+        self.hidden = visible.iter().any(|visible| *visible != everyone);
     }
 
     /// Which lanes see their keys, where several keys stand side by side.
@@ -520,7 +598,7 @@ impl<'c, N: Number> Visitor<Heads<'c>, N> for WidenRow<'_, N> {
     }
 }
 
-/// Memory for rows of a block that lie in two pages.
+/// Memory for rows of a block that do not lie side by side.
 #[derive(Debug, Default)]
 struct Copies<N> {
     own: Vec<N>,
@@ -528,27 +606,97 @@ struct Copies<N> {
     bf16: Vec<bf16>,
 }
 
-/// Rows of a block: where they lie, or copied where they lie in two pages.
-#[inline(always)]
-fn rows_of<'r, 'c: 'r, N: Number>(
-    head: AnyHead<'c, N>,
-    keys: Range<usize>,
-    copies: &'r mut Copies<N>,
-) -> AnyRows<'r, N> {
-    match head {
-        Any::Own(head) => Any::Own(copied(head, keys, &mut copies.own)),
-        Any::F16(head) => Any::F16(copied(head, keys, &mut copies.f16)),
-        Any::Bf16(head) => Any::Bf16(copied(head, keys, &mut copies.bf16)),
+/// Rows of 8 bits whose dot products are computed at a time: 8 KiB of numbers for 128 features.
+const QUANTIZED_KEYS: usize = 16;
+/// Features of values of 8 bits that are summed at a time: 16 KiB of numbers for a block of keys. The sum of a feature is over the whole
+/// block, as it is for elements, so that it has the same bits.
+const QUANTIZED_FEATURES: usize = 64;
+
+/// Rows of a block.
+#[derive(Clone, Copy, Debug)]
+enum BlockRows<'r, N: Number> {
+    Elements(AnyRows<'r, N>),
+    /// Still in 8 bits: the first of these keys, so many.
+    Quantized(QuantizedHead<'r>, Keys<'r>, usize),
+}
+
+impl<'r, N: Number> BlockRows<'r, N> {
+    /// None of those that are in 8 bits.
+    fn elements(&self) -> AnyRows<'r, N> {
+        match self {
+            Self::Elements(rows) => *rows,
+            Self::Quantized(..) => Any::Own(Rows::none()),
+        }
+    }
+
+    /// Asks for the parts of `n` of rows that are in 8 bits. Gathered ones are asked for before.
+    fn prefetch(&self, part: Range<usize>, n: usize) {
+        if let Self::Quantized(head, Keys::From(first), len) = self {
+            let [start, end] = [part.start, part.end].map(|i| first + len * i / n);
+            prefetch_rows(*head, start..end);
+        }
     }
 }
 
+/// Asks for a row that is needed soon.
 #[inline(always)]
-fn copied<'r, T: Copy>(head: Head<'r, T>, keys: Range<usize>, copy: &'r mut Vec<T>) -> Rows<'r, T> {
-    let n = keys.len();
-    if let Some(rows) = head.run(keys.start, n) {
+fn prefetch_row<N: Number>(head: KvHead<'_, N>, i: usize) {
+    match head {
+        KvHead::Elements(head) => each!(head, head => prefetch_l2(head.row(i))),
+        KvHead::Quantized(head) => prefetch_rows(head, i..i + 1),
+    }
+}
+
+/// Rows of a block: where they lie, or copied where they are elements that are gathered or lie in two pages.
+#[inline(always)]
+fn rows_of<'r, 'c: 'r, N: Number>(
+    head: KvHead<'c, N>,
+    block: &'r KeyBlock,
+    copies: &'r mut Copies<N>,
+) -> BlockRows<'r, N> {
+    let head = match head {
+        KvHead::Elements(head) => head,
+        KvHead::Quantized(head) => {
+            return BlockRows::Quantized(head, block.keys(), block.len);
+        }
+    };
+    BlockRows::Elements(match head {
+        Any::Own(head) => Any::Own(copied(head, block, &mut copies.own)),
+        Any::F16(head) => Any::F16(copied(head, block, &mut copies.f16)),
+        Any::Bf16(head) => Any::Bf16(copied(head, block, &mut copies.bf16)),
+    })
+}
+
+/// The rows that come next, if they lie in one piece.
+#[inline(always)]
+fn next_of<'r, 'c: 'r, N: Number>(head: KvHead<'c, N>, rows: Range<usize>) -> BlockRows<'r, N> {
+    let (first, len) = (rows.start, rows.len());
+    match head {
+        KvHead::Elements(head) => {
+            let next = map_any!(head, head => head.run(first, len).unwrap_or(Rows::none()));
+            BlockRows::Elements(next)
+        }
+        KvHead::Quantized(head) => BlockRows::Quantized(head, Keys::From(first), len),
+    }
+}
+
+/// `n` numbers of memory that grows.
+fn at_least<N: Number>(numbers: &mut Vec<N>, n: usize) -> &mut [N] {
+    if numbers.len() < n {
+        numbers.resize(n, N::zero());
+    }
+    &mut numbers[..n]
+}
+
+#[inline(always)]
+fn copied<'r, T: Copy>(head: Head<'r, T>, block: &KeyBlock, copy: &'r mut Vec<T>) -> Rows<'r, T> {
+    let (keys, n) = (block.keys(), block.len);
+    if let Keys::From(first) = keys
+        && let Some(rows) = head.run(first, n)
+    {
         return rows;
     }
     copy.clear();
-    keys.for_each(|i| copy.extend_from_slice(head.row(i)));
+    (0..n).for_each(|i| copy.extend_from_slice(head.row(keys.get(i))));
     Rows { data: copy, stride: head.dim(), len: n, dim: head.dim() }
 }

@@ -266,7 +266,7 @@ impl<N: Number, T: Element<Num = N>, const HIDDEN: bool> Task<N>
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(mut self, s: S) {
-        let (count, dim) = (self.rows.count, self.values.dim);
+        let (count, dim, first) = (self.rows.count, self.values.dim, self.work.first_feature);
         let mut row = 0;
         while row < count {
             let rows = if row + ROWS <= count { ROWS } else { 1 };
@@ -292,7 +292,7 @@ impl<N: Number, T: Element<Num = N>, const HIDDEN: bool> Task<N>
                             sum = fused::<N, S>(s, x, self.weight(key, r), sum);
                         }
                     }
-                    let to = &mut self.rows.sums.row_mut(r)[d];
+                    let to = &mut self.rows.sums.row_mut(r)[first + d];
                     *to = fused::<N, S>(s, *to, self.work.rescale[r], sum);
                 }
             }
@@ -327,7 +327,7 @@ impl<N: Number, T: Element<Num = N>, const HIDDEN: bool> AddRows<'_, '_, '_, N, 
         row: usize,
         d: usize,
     ) {
-        let Weighted { next_rows, rescale, .. } = self.work;
+        let Weighted { next_rows, rescale, first_feature, .. } = self.work;
         let values = self.values;
         let mut sums = [[s.splat(N::default()); VECTORS]; ROWS];
         for key in 0..values.len {
@@ -352,7 +352,7 @@ impl<N: Number, T: Element<Num = N>, const HIDDEN: bool> AddRows<'_, '_, '_, N, 
         for r in 0..ROWS {
             let (rescale, to) = (s.splat(rescale[row + r]), self.rows.sums.row_mut(row + r));
             for j in 0..VECTORS {
-                let to = &mut to[d + j * S::LANES..];
+                let to = &mut to[first_feature + d + j * S::LANES..];
                 s.store(s.fma(s.load(to), rescale, sums[r][j]), to);
             }
         }

@@ -92,7 +92,7 @@ impl<N: Number> Scratch<N> {
         problem: &Problem<'_, N>,
         rows: usize,
         tiles: Option<Sizes>,
-        decode: bool,
+        decode: Option<usize>,
     ) -> Self {
         let dims = problem.dims();
         let groups = rows.min(dims.q_len).div_ceil(GROUP);
@@ -108,8 +108,8 @@ impl<N: Number> Scratch<N> {
             tile: zeros(BLOCK_KEYS),
             factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
             block_loop: BlockLoop::new(),
-            amx: tiles.filter(|_| !decode).map(|sizes| AmxScratch::new(sizes, groups)),
-            decode: decode.then(|| DecodeScratch::new(problem, tiles)),
+            amx: tiles.filter(|_| decode.is_none()).map(|sizes| AmxScratch::new(sizes, groups)),
+            decode: decode.map(|heads| DecodeScratch::new(problem, heads, tiles)),
         }
     }
 }

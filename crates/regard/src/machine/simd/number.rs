@@ -42,6 +42,9 @@ pub trait Number: Float + Element<Num = Self> + Default + Display + std::iter::S
     /// Runs a kernel on AMX tiles, if `isa` has some and they compute in this type; else gives the task back.
     #[doc(hidden)]
     fn on_amx<K: AmxKernel>(isa: Isa, task: K::Task<Self>) -> Result<K::Out, K::Task<Self>>;
+    /// The slice, if it is of `f32`: what is stored in 8 bits is computed in that alone.
+    #[doc(hidden)]
+    fn as_f32(x: &mut [Self]) -> Option<&mut [f32]>;
     /// Finds out what type of element a container holds.
     #[doc(hidden)]
     fn visit<F: Family, V: Visitor<F, Self>>(any: Any<F, Self>, visitor: V) -> V::Out;
@@ -118,6 +121,9 @@ impl Number for f32 {
         let _ = isa;
         Err(task)
     }
+    fn as_f32(x: &mut [Self]) -> Option<&mut [f32]> {
+        Some(x)
+    }
     #[inline(always)]
     fn visit<F: Family, V: Visitor<F, Self>>(any: Any<F, Self>, visitor: V) -> V::Out {
         match any {
@@ -181,6 +187,9 @@ impl Number for f64 {
     }
     fn on_amx<K: AmxKernel>(_: Isa, task: K::Task<Self>) -> Result<K::Out, K::Task<Self>> {
         Err(task)
+    }
+    fn as_f32(_: &mut [Self]) -> Option<&mut [f32]> {
+        None
     }
     #[inline(always)]
     fn visit<F: Family, V: Visitor<F, Self>>(any: Any<F, Self>, visitor: V) -> V::Out {

@@ -8,17 +8,21 @@
 //! | `mod` | the operations on a cache |
 //! | `sequence` | sequence handles and page tables |
 //! | `pages` | the page pool: memory, budget, reference counts |
+//! | `quantized` | keys and values in 8 bits |
 
 mod pages;
+mod quantized;
 mod sequence;
 
 pub use pages::{CacheShape, PAGE};
+pub use quantized::Quantization;
 pub use sequence::Sequence;
 
 pub(crate) use pages::Paged;
+pub(crate) use quantized::{E4M3_OF_F16, QuantizedHead, e4m3_in_f16, is_nan};
 
 use crate::error::Error;
-use crate::machine::simd::Element;
+use crate::machine::simd::{Element, Number};
 use crate::tensor::view::{Shape, View};
 use pages::{Pages, Part};
 use sequence::{Slots, Table};
@@ -54,7 +58,86 @@ pub struct KvCache<E> {
 impl<E: Element> KvCache<E> {
     /// An empty cache whose pages take up to `budget` bytes, which must be enough for one page. Allocates nothing.
     pub fn new(shape: CacheShape, budget: usize) -> Result<Self, Error> {
-        Ok(Self { pages: Pages::new(shape, budget)?, slots: Slots::default() })
+        Ok(Self { pages: Pages::new(shape, false, None, budget)?, slots: Slots::default() })
+    }
+
+    /// The same with keys and values in 8 bits, which [`append`](Self::append) rounds them to.
+    ///
+    /// `E` is the type that is appended, of queries and of outputs: `f32`, `f16` or `bf16`. Attention over the cache has the bits of attention in `f32` over the
+    /// [`numbers`](Self::numbers) that it holds. There is no backward pass over a cache.
+    ///
+    /// ```
+    /// use regard::cache::{CacheShape, PAGE, Quantization};
+    /// use regard::{KvCache, View};
+    /// # fn main() -> Result<(), regard::Error> {
+    /// let shape = CacheShape { heads: 1, qk_dim: 4, v_dim: 4, page: PAGE };
+    /// let mut cache = KvCache::<f32>::quantized(shape, Quantization::Int8, 1 << 20)?;
+    /// let sequence = cache.start()?;
+    /// let row = [127.0, 0.4, -2.5, 0.0];
+    /// cache.append(sequence, View::matrix(&row, [1, 4])?, View::matrix(&row, [1, 4])?)?;
+    /// assert_eq!(cache.numbers(sequence, 0, 0)?[0], [127.0, 0.0, -2.0, 0.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn quantized(
+        shape: CacheShape,
+        quantization: Quantization,
+        budget: usize,
+    ) -> Result<Self, Error> {
+        Self::in_8_bits(shape, false, quantization, budget)
+    }
+
+    /// As [`new`](Self::new), for latent attention (MLA, DeepSeek-V2 2024): values are the first `v_dim` features of their keys and
+    /// take no memory. Positions are appended with [`append_keys`](Self::append_keys).
+    ///
+    /// ```
+    /// use regard::cache::{CacheShape, PAGE};
+    /// use regard::{KvCache, View};
+    /// let shape = CacheShape { heads: 1, qk_dim: 72, v_dim: 64, page: PAGE };
+    /// let mut cache = KvCache::<f32>::latent(shape, 1 << 20)?;
+    /// let sequence = cache.start()?;
+    /// cache.append_keys(sequence, View::matrix(&vec![0.5; 100 * 72], [100, 72])?)?;
+    /// let (k, v) = cache.row(sequence, 0, 99)?;
+    /// assert_eq!(v, &k[..64]);
+    /// # Ok::<(), regard::Error>(())
+    /// ```
+    pub fn latent(shape: CacheShape, budget: usize) -> Result<Self, Error> {
+        Ok(Self { pages: Pages::new(shape, true, None, budget)?, slots: Slots::default() })
+    }
+
+    /// [`latent`](Self::latent) in 8 bits: the number of a value is that of its key, so the scale of `int8` is one for both.
+    pub fn latent_quantized(
+        shape: CacheShape,
+        quantization: Quantization,
+        budget: usize,
+    ) -> Result<Self, Error> {
+        Self::in_8_bits(shape, true, quantization, budget)
+    }
+
+    fn in_8_bits(
+        shape: CacheShape,
+        latent: bool,
+        quantization: Quantization,
+        budget: usize,
+    ) -> Result<Self, Error> {
+        if E::Num::as_f32(&mut []).is_none() {
+            let (dtype, storage) = (E::NAME, quantization.name());
+            return Err(Error::NotQuantized { dtype, storage });
+        }
+        let pages = Pages::new(shape, latent, Some(quantization), budget)?;
+        Ok(Self { pages, slots: Slots::default() })
+    }
+
+    /// How numbers are stored in 8 bits; `None` if they are stored as elements.
+    #[must_use]
+    pub fn quantization(&self) -> Option<Quantization> {
+        self.pages.quantization()
+    }
+
+    /// The name of what numbers are stored as: that of the element type, or of the quantization.
+    #[must_use]
+    pub fn storage(&self) -> &'static str {
+        self.quantization().map_or(E::NAME, Quantization::name)
     }
 
     /// Starts a new, empty sequence.
@@ -72,7 +155,31 @@ impl<E: Element> KvCache<E> {
         k: View<'_, E>,
         v: View<'_, E>,
     ) -> Result<(), Error> {
-        self.check(&k, &v)?;
+        if self.pages.is_latent() {
+            let right = ("a latent cache, which takes append_keys,", 0);
+            Error::unless_same("features", ("v", v.shape().dim), right)?;
+            return self.append_both(sequence, k, None);
+        }
+        self.append_both(sequence, k, Some(v))
+    }
+
+    /// Appends `n` positions to a [`latent`](Self::latent) cache: `k [1, heads, n, qk_dim]`.
+    pub fn append_keys(&mut self, sequence: Sequence, k: View<'_, E>) -> Result<(), Error> {
+        if !self.pages.is_latent() {
+            let CacheShape { v_dim, .. } = self.pages.shape();
+            let left = ("append_keys", 0);
+            Error::unless_same("features", left, ("a value of the cache", v_dim))?;
+        }
+        self.append_both(sequence, k, None)
+    }
+
+    fn append_both(
+        &mut self,
+        sequence: Sequence,
+        k: View<'_, E>,
+        v: Option<View<'_, E>>,
+    ) -> Result<(), Error> {
+        self.check(&k, v.as_ref())?;
         let CacheShape { page, .. } = self.pages.shape();
         let n = k.shape().len;
         let table = self.slots.get_mut(sequence)?;
@@ -89,15 +196,17 @@ impl<E: Element> KvCache<E> {
     }
 
     /// Checks that the shapes of `k` and `v` match the cache and each other, with a batch size of 1.
-    fn check(&self, k: &View<'_, E>, v: &View<'_, E>) -> Result<(), Error> {
+    fn check(&self, k: &View<'_, E>, v: Option<&View<'_, E>>) -> Result<(), Error> {
         let CacheShape { heads, qk_dim, v_dim, .. } = self.pages.shape();
-        for (tensor, view, dim) in [("k", k, qk_dim), ("v", v, v_dim)] {
+        for (tensor, view, dim) in [("k", Some(k), qk_dim), ("v", v, v_dim)] {
+            let Some(view) = view else { continue };
             let shape = view.shape();
             Error::unless_same("batch", (tensor, shape.batch), ("a sequence", 1))?;
             Error::unless_same("heads", (tensor, shape.heads), ("the cache", heads))?;
             Error::unless_same("features", (tensor, shape.dim), ("the cache", dim))?;
         }
-        Error::unless_same("keys", ("k", k.shape().len), ("v", v.shape().len))
+        let v_len = v.map_or(k.shape().len, |v| v.shape().len);
+        Error::unless_same("keys", ("k", k.shape().len), ("v", v_len))
     }
 
     /// Creates a second sequence with the same positions, in the same pages. Copies no keys or values.
@@ -196,7 +305,7 @@ impl<E: Element> KvCache<E> {
         Ok(start * page..end.max(start) * page)
     }
 
-    /// The key and the value of one head at one position.
+    /// The key and the value of one head at one position. Keys and values in 8 bits are no elements: see [`numbers`](Self::numbers).
     pub fn row(
         &self,
         sequence: Sequence,
@@ -204,9 +313,49 @@ impl<E: Element> KvCache<E> {
         position: usize,
     ) -> Result<(&[E], &[E]), Error> {
         let [k, v] = self.paged(sequence, head)?;
+        let row = self.row_of(sequence, position)?;
+        if self.quantization().is_some() {
+            let (option, storage) = ("KvCache::row", self.storage());
+            return Err(Error::Quantized { option, storage });
+        }
+        Ok((k.row(row), v.row(row)))
+    }
+
+    /// The numbers of the key and of the value of one head at one position, in whatever way they are stored.
+    pub fn numbers(
+        &self,
+        sequence: Sequence,
+        head: usize,
+        position: usize,
+    ) -> Result<[Vec<E::Num>; 2], Error> {
+        let [k, v] = self.paged(sequence, head)?;
+        let row = self.row_of(sequence, position)?;
+        Ok(match self.quantized_head(sequence, head)? {
+            Some(both) => {
+                both.map(|of| of.numbers(row).map(|x| Number::from_f64(x.into())).collect())
+            }
+            None => [k, v].map(|of| of.row(row).iter().map(|x| x.widen()).collect()),
+        })
+    }
+
+    /// The row of a position that is held.
+    fn row_of(&self, sequence: Sequence, position: usize) -> Result<usize, Error> {
         let first = self.first(sequence)?;
         in_reach("position", position, first, self.len(sequence)?)?;
-        Ok((k.row(position - first), v.row(position - first)))
+        Ok(position - first)
+    }
+
+    /// The keys and the values of one head, if they are in 8 bits.
+    pub(crate) fn quantized_head(
+        &self,
+        sequence: Sequence,
+        head: usize,
+    ) -> Result<Option<[QuantizedHead<'_>; 2]>, Error> {
+        let [len, _] = self.paged(sequence, head)?.map(|of| of.len);
+        let list = &self.slots.get(sequence)?.pages;
+        let [k, v] =
+            [Part::Keys, Part::Values].map(|part| self.pages.quantized(list, part, head, len));
+        Ok(k.zip(v).map(|(k, v)| [k, v]))
     }
 
     /// The keys and the values of one head, read from the pages without a copy.

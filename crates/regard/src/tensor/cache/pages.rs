@@ -1,10 +1,12 @@
 //! The pool that the pages of a cache live in.
 //!
-//! A page is one allocation: the keys `[heads][page][qk_dim]` of its positions, then their values
-//! `[heads][page][v_dim]`. It counts the sequences that hold it; when nobody does, it waits to be used again.
+//! A page has the keys `[heads][page][qk_dim]` of its positions, then their values `[heads][page][v_dim]`, unless those are the first features
+//! of the keys: as elements, or in 8 bits, with the scales `[heads][page]` of both. It counts the sequences that hold it; when nobody does, it
+//! waits to be used again.
 
+use super::quantized::{CodePage, Quantization, QuantizedHead};
 use crate::error::Error;
-use crate::machine::simd::Element;
+use crate::machine::simd::{Element, Number};
 use crate::tensor::view::View;
 use std::ops::Range;
 
@@ -26,8 +28,8 @@ pub struct CacheShape {
 }
 
 impl CacheShape {
-    /// Elements of a page, if it can be held at all.
-    fn elements<E>(self) -> Result<usize, Error> {
+    /// Numbers of a page, of `bytes` each, if it can be held at all. `latent`: values are features of the keys.
+    fn numbers(self, latent: bool, bytes: usize) -> Result<usize, Error> {
         let Self { heads, qk_dim, v_dim, page } = self;
         if heads == 0 {
             return Err(Error::Zero { option: "heads" });
@@ -38,8 +40,11 @@ impl CacheShape {
         if page == 0 {
             return Err(Error::Zero { option: "page" });
         }
-        let fits = |n: &usize| isize::try_from(n.saturating_mul(size_of::<E>())).is_ok();
-        let features = qk_dim.checked_add(v_dim);
+        let fits = |n: &usize| isize::try_from(n.saturating_mul(bytes)).is_ok();
+        if latent {
+            Error::unless_below("features of v", v_dim, qk_dim.saturating_add(1))?;
+        }
+        let features = qk_dim.checked_add(if latent { 0 } else { v_dim });
         features
             .and_then(|n| n.checked_mul(heads)?.checked_mul(page))
             .filter(fits)
@@ -56,15 +61,10 @@ pub(super) enum Part {
     Values,
 }
 
-impl Part {
-    /// Both.
-    const BOTH: [Self; 2] = [Self::Keys, Self::Values];
-}
-
-/// One page.
+/// One page. What no sequence has written is left from before.
 #[derive(Debug)]
 struct Page<E> {
-    /// Its keys and values; what no sequence has written is left from before.
+    /// Its keys and values; none in 8 bits.
     data: Vec<E>,
     /// Sequences that hold it.
     holders: usize,
@@ -74,27 +74,59 @@ struct Page<E> {
 #[derive(Debug)]
 pub(super) struct Pages<E> {
     shape: CacheShape,
-    /// Elements of a page.
-    elements: usize,
+    /// Whether values are the first features of their keys.
+    latent: bool,
+    /// How numbers are stored, if not as elements.
+    quantization: Option<Quantization>,
+    /// Numbers of a page.
+    numbers: usize,
+    /// Scales of a page.
+    scales: usize,
     /// Bytes that all pages together may have.
     budget: usize,
     pages: Vec<Page<E>>,
+    /// The same in 8 bits, if they are.
+    codes: Vec<CodePage>,
     /// The pages that nobody holds; has room for all, so that letting go never allocates.
     free: Vec<usize>,
 }
 
 impl<E: Element> Pages<E> {
     /// An empty pool, if the budget is enough for one page.
-    pub(super) fn new(shape: CacheShape, budget: usize) -> Result<Self, Error> {
-        let elements = shape.elements::<E>()?;
-        let pool = Self { shape, elements, budget, pages: Vec::new(), free: Vec::new() };
+    pub(super) fn new(
+        shape: CacheShape,
+        latent: bool,
+        quantization: Option<Quantization>,
+        budget: usize,
+    ) -> Result<Self, Error> {
+        let parts = if latent { 1 } else { 2 };
+        let (bytes, each) = match quantization {
+            // A key of one feature has scales beside it: its own, and that of its value.
+            Some(quantization) => (1 + 8 * quantization.scales(), parts * quantization.scales()),
+            None => (size_of::<E>(), 0),
+        };
+        let numbers = shape.numbers(latent, bytes)?;
+        let scales = shape.heads * shape.page * each;
+        let (pages, codes, free) = (Vec::new(), Vec::new(), Vec::new());
+        let pool =
+            Self { shape, latent, quantization, numbers, scales, budget, pages, codes, free };
         pool.affords(1)?;
         Ok(pool)
+    }
+
+    /// Whether values are the first features of their keys.
+    pub(super) fn is_latent(&self) -> bool {
+        self.latent
     }
 
     /// What a page holds.
     pub(super) fn shape(&self) -> CacheShape {
         self.shape
+    }
+
+    /// How numbers are stored, if not as elements.
+    pub(super) fn quantization(&self) -> Option<Quantization> {
+        self.quantization
     }
 
     /// Bytes that all pages together may have.
@@ -113,7 +145,10 @@ impl<E: Element> Pages<E> {
     }
 
     fn bytes_each(&self) -> usize {
-        self.elements * size_of::<E>()
+        match self.quantization {
+            Some(_) => self.numbers + self.scales * size_of::<f32>(),
+            None => self.numbers * size_of::<E>(),
+        }
     }
 
     /// Pages that the budget allows.
@@ -153,14 +188,24 @@ impl<E: Element> Pages<E> {
         make_room(&mut self.free, in_use + count)?;
         let mut new = Vec::new();
         make_room(&mut new, count)?;
+        let mut new_codes = Vec::new();
+        let (elements, in_8_bits) = match self.quantization {
+            Some(_) => (0, count),
+            None => (self.numbers, 0),
+        };
+        make_room(&mut self.codes, in_8_bits)?;
+        make_room(&mut new_codes, in_8_bits)?;
+        let refused = Error::OutOfMemory { bytes: self.bytes_each() };
         for _ in 0..count {
-            let mut data = Vec::new();
-            let refused = |_| Error::OutOfMemory { bytes: self.bytes_each() };
-            data.try_reserve_exact(self.elements).map_err(refused)?;
-            data.resize(self.elements, E::narrow(E::Num::default()));
+            let data = filled(elements, E::narrow(E::Num::default()), &refused)?;
             new.push(Page { data, holders: 0 });
         }
+        for _ in 0..in_8_bits {
+            let codes = filled(self.numbers, 0, &refused)?;
+            new_codes.push(CodePage { codes, scales: filled(self.scales, 0.0, &refused)? });
+        }
         self.pages.append(&mut new);
+        self.codes.append(&mut new_codes);
         self.free.extend(first..first + count);
         Ok(())
     }
@@ -191,47 +236,106 @@ impl<E: Element> Pages<E> {
         }
     }
 
+    /// Elements from one row to the next.
+    fn stride(&self, part: Part) -> usize {
+        self.dim(if self.latent { Part::Keys } else { part })
+    }
+
     /// Where in a page `rows` of a head lie.
     fn place(&self, part: Part, head: usize, rows: Range<usize>) -> Range<usize> {
         let CacheShape { heads, qk_dim, page, .. } = self.shape;
         let before = match part {
-            Part::Keys => 0,
-            Part::Values => heads * page * qk_dim,
+            Part::Values if !self.latent => heads * page * qk_dim,
+            _ => 0,
         };
         let [start, end] =
-            [rows.start, rows.end].map(|row| before + (head * page + row) * self.dim(part));
+            [rows.start, rows.end].map(|row| before + (head * page + row) * self.stride(part));
         start..end
+    }
+
+    /// Where in a page the scales of `rows` of a head lie.
+    fn place_of_scales(&self, part: Part, head: usize, rows: Range<usize>) -> Range<usize> {
+        let CacheShape { heads, page, .. } = self.shape;
+        let first = match part {
+            Part::Values if !self.latent => (heads + head) * page,
+            _ => head * page,
+        };
+        let each = self.quantization.map_or(0, Quantization::scales);
+        (first + rows.start) * each..(first + rows.end) * each
     }
 
     /// Copies the first `rows` positions of one page to another.
     pub(super) fn copy(&mut self, from: usize, to: usize, rows: usize) {
-        let mut data = std::mem::take(&mut self.pages[to].data);
-        for part in Part::BOTH {
-            for head in 0..self.shape.heads {
+        if self.quantization.is_some() {
+            let mut codes = std::mem::take(&mut self.codes[to]);
+            for (part, head) in self.parts_of_heads() {
                 let place = self.place(part, head, 0..rows);
-                data[place.clone()].copy_from_slice(&self.pages[from].data[place]);
+                codes.codes[place.clone()].copy_from_slice(&self.codes[from].codes[place]);
+                let place = self.place_of_scales(part, head, 0..rows);
+                codes.scales[place.clone()].copy_from_slice(&self.codes[from].scales[place]);
             }
+            self.codes[to] = codes;
+            return;
+        }
+        let mut data = std::mem::take(&mut self.pages[to].data);
+        for (part, head) in self.parts_of_heads() {
+            let place = self.place(part, head, 0..rows);
+            data[place.clone()].copy_from_slice(&self.pages[from].data[place]);
         }
         self.pages[to].data = data;
     }
 
-    /// Writes `rows` of `k` and `v` to a page, from its position `at` on.
+    /// The parts that are stored, of each head.
+    fn parts_of_heads(&self) -> impl Iterator<Item = (Part, usize)> + use<E> {
+        let heads = self.shape.heads;
+        let parts: &'static [Part] =
+            if self.latent { &[Part::Keys] } else { &[Part::Keys, Part::Values] };
+        parts.iter().flat_map(move |part| (0..heads).map(move |head| (*part, head)))
+    }
+
+    /// Writes `rows` of `k`, and of `v` unless those are features of `k`, to a page, from its position `at` on.
     pub(super) fn write(
         &mut self,
         page: usize,
         at: usize,
-        (k, v): (View<'_, E>, View<'_, E>),
+        (k, v): (View<'_, E>, Option<View<'_, E>>),
         rows: Range<usize>,
     ) {
-        for (part, view) in [(Part::Keys, k), (Part::Values, v)] {
+        let mut numbers: Vec<f32> = Vec::new();
+        for (part, view) in [(Part::Keys, k)].into_iter().chain(v.map(|v| (Part::Values, v))) {
             for head in 0..self.shape.heads {
                 let from = view.head(0, head);
                 for (i, row) in rows.clone().enumerate() {
-                    let place = self.place(part, head, at + i..at + i + 1);
-                    self.pages[page].data[place].copy_from_slice(from.row(row));
+                    let to = at + i..at + i + 1;
+                    let (place, row) = (self.place(part, head, to.clone()), from.row(row));
+                    let Some(quantization) = self.quantization else {
+                        self.pages[page].data[place].copy_from_slice(row);
+                        continue;
+                    };
+                    numbers.clear();
+                    numbers.extend(row.iter().map(|x| to_f32(x.widen())));
+                    let scales = self.place_of_scales(part, head, to);
+                    let to = &mut self.codes[page];
+                    let scale = quantization.store(&numbers, &mut to.codes[place]);
+                    to.scales[scales].fill(scale);
                 }
             }
         }
+    }
+
+    /// The first `len` keys or values of a head in the pages of `list`, if they are in 8 bits.
+    pub(super) fn quantized<'c>(
+        &'c self,
+        list: &'c [usize],
+        part: Part,
+        head: usize,
+        len: usize,
+    ) -> Option<QuantizedHead<'c>> {
+        let quantization = self.quantization?;
+        let start = [self.place(part, head, 0..0), self.place_of_scales(part, head, 0..0)];
+        let (start, page) = (start.map(|place| place.start), self.shape.page);
+        let (pages, dim, stride) = (&self.codes[..], self.dim(part), self.stride(part));
+        Some(QuantizedHead { pages, list, start, page, dim, stride, len, quantization })
     }
 
     /// The first `len` keys or values of a head in the pages of `list`.
@@ -244,8 +348,24 @@ impl<E: Element> Pages<E> {
     ) -> Paged<'c, E> {
         let CacheShape { page, .. } = self.shape;
         let start = self.place(part, head, 0..0).start;
-        Paged { pages: &self.pages, list, start, page, dim: self.dim(part), len }
+        let (dim, stride) = (self.dim(part), self.stride(part));
+        Paged { pages: &self.pages, list, start, page, dim, stride, len }
     }
+}
+
+/// `n` times `x`.
+fn filled<T: Copy>(n: usize, x: T, refused: &Error) -> Result<Vec<T>, Error> {
+    let mut all = Vec::new();
+    all.try_reserve_exact(n).map_err(|_| refused.clone())?;
+    all.resize(n, x);
+    Ok(all)
+}
+
+/// Exact: 8 bits are stored of `f32` alone.
+#[expect(clippy::cast_possible_truncation, reason = "it was an f32")]
+#[inline(always)]
+fn to_f32<N: Number>(x: N) -> f32 {
+    x.to_f64() as f32
 }
 
 /// The keys or the values of one head of a sequence: `len` rows of `dim` features, in pages of `page` rows.
@@ -260,6 +380,8 @@ pub(crate) struct Paged<'c, E> {
     start: usize,
     pub(crate) page: usize,
     pub(crate) dim: usize,
+    /// Elements from one row to the next.
+    pub(crate) stride: usize,
     pub(crate) len: usize,
 }
 
@@ -271,7 +393,7 @@ impl<'c, E> Paged<'c, E> {
         self.within_page(i, 1)
     }
 
-    /// Rows `first..first + len` as one slice, if all of them are held and lie in one page.
+    /// Rows `first..first + len`, [`stride`](Self::stride) apart, if all of them are held and lie in one page.
     #[inline(always)]
     pub(crate) fn run(&self, first: usize, len: usize) -> Option<&'c [E]> {
         if len == 0 {
@@ -284,7 +406,8 @@ impl<'c, E> Paged<'c, E> {
     #[inline(always)]
     fn within_page(&self, first: usize, len: usize) -> &'c [E] {
         let page = &self.pages[self.list[first / self.page]];
-        &page.data[self.start + first % self.page * self.dim..][..len * self.dim]
+        &page.data[self.start + first % self.page * self.stride..]
+            [..(len - 1) * self.stride + self.dim]
     }
 }
 

@@ -257,6 +257,24 @@ impl<'a, E: Element> View<'a, E> {
         self.layout
     }
 
+    /// The first features of each row, in the same memory. In latent attention (MLA, DeepSeek-V2 2024) values are the first features
+    /// of their keys.
+    ///
+    /// ```
+    /// use regard::{Machine, Plan, Problem, View};
+    /// let (latent, query) = (vec![0.5f32; 20 * 72], vec![0.5; 16 * 72]);
+    /// let k = View::bhsd(&latent, [1, 1, 20, 72])?; // one key head
+    /// let v = k.first_features(64)?;
+    /// let q = View::bhsd(&query, [1, 16, 1, 72])?;
+    /// let out = Plan::new(Problem::new(&q, &k, &v), Machine::detect())?.forward(q, k, v)?.out;
+    /// assert_eq!(out.shape().to_array(), [1, 16, 1, 64]);
+    /// # Ok::<(), regard::Error>(())
+    /// ```
+    pub fn first_features(self, dim: usize) -> Result<Self, Error> {
+        Error::unless_below("features", dim, self.shape.dim + 1)?;
+        Ok(Self { shape: Shape { dim, ..self.shape }, ..self })
+    }
+
     /// Positions of an item.
     pub(crate) fn len(&self, batch: usize) -> usize {
         let own = |offsets: &[usize]| offsets[batch + 1] - offsets[batch];
