@@ -235,7 +235,7 @@ impl<N: Number> DecodeScratch<N> {
             if any {
                 let keys = rows_of(k, first..after, &mut key_copies);
                 let values = rows_of(v, first..after, &mut value_copies);
-                self.dots(isa, products, (keys, values.clone()));
+                self.dots(isa, products, [keys, values.clone()]);
                 for b in 0..self.head_groups.len() {
                     let rows = HeadRows { scope, rows };
                     self.exp_and_sum(isa, call.problem, rows, b, first..after);
@@ -246,7 +246,7 @@ impl<N: Number> DecodeScratch<N> {
                 let visible = hidden.then_some(&visible[..n]);
                 // What is needed next: memory must not rest while the vectors are busy.
                 let next = next_of(k, after..after + n.min(range_end - after));
-                self.add(isa, products, (values, next), (visible, &rescale));
+                self.add(isa, products, [values, next], (visible, &rescale));
             }
             first = after;
         }
@@ -258,7 +258,7 @@ impl<N: Number> DecodeScratch<N> {
         &mut self,
         isa: Isa,
         products: &mut impl Products<N>,
-        (keys, values): (BlockRows<'_, N>, BlockRows<'_, N>),
+        [keys, values]: [BlockRows<'_, N>; 2],
     ) {
         let Self { rows, dots, numbers, .. } = self;
         let (head, block) = match keys {
@@ -284,7 +284,7 @@ impl<N: Number> DecodeScratch<N> {
         &'w mut self,
         isa: Isa,
         products: &mut impl Products<N>,
-        (values, next): (BlockRows<'w, N>, BlockRows<'w, N>),
+        [values, next]: [BlockRows<'w, N>; 2],
         (visible, rescale): (Option<&'w [RowMask]>, &'w [N; DECODE_MAX_ROWS]),
     ) {
         let Self { rows, dots, numbers, .. } = self;
