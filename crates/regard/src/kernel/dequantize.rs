@@ -79,8 +79,8 @@ fn int8(codes: &[u8], scale: f32, to: &mut [f32]) {
     let (vectors, tail) = codes.as_chunks::<MAX_LANES>();
     let (to, to_tail) = to.as_chunks_mut::<MAX_LANES>();
     for (codes, to) in vectors.iter().zip(to) {
-        for i in 0..MAX_LANES {
-            to[i] = f32::from(codes[i].cast_signed()) * scale;
+        for (code, to) in codes.iter().zip(to) {
+            *to = f32::from(code.cast_signed()) * scale;
         }
     }
     for (code, to) in tail.iter().zip(to_tail) {
@@ -96,8 +96,8 @@ fn e4m3<S: Simd<f32>>(s: S, codes: &[u8], to: &mut [f32]) {
     for d in (0..whole).step_by(S::LANES) {
         let mut in_f16 = [f16::ZERO; MAX_LANES];
         let codes = &codes[d..d + S::LANES];
-        for i in 0..S::LANES {
-            in_f16[i] = e4m3_in_f16(codes[i]);
+        for (code, to) in codes.iter().zip(&mut in_f16) {
+            *to = e4m3_in_f16(*code);
         }
         s.store(s.mul(s.load_f16(&in_f16), factor), &mut to[d..]);
     }

@@ -268,7 +268,7 @@ impl<N: Number> DecodeScratch<N> {
             };
             let keys = rows_of(k, &block, &mut key_copies);
             let values = rows_of(v, &block, &mut value_copies);
-            self.dots(isa, products, (keys, values));
+            self.dots(isa, products, [keys, values]);
             for b in 0..self.head_groups.len() {
                 self.head_groups[b].look(&block, rows.count);
                 self.exp_and_sum(isa, call.problem, HeadRows { scope, rows }, b, &block);
@@ -277,7 +277,7 @@ impl<N: Number> DecodeScratch<N> {
             let mut visible = [RowMask::MAX; BLOCK_KEYS];
             let hidden = self.gather(rows.count, n, &mut rescale, &mut visible);
             let visible = hidden.then_some(&visible[..n]);
-            self.add(isa, products, (values, next), (visible, &rescale));
+            self.add(isa, products, [values, next], (visible, &rescale));
         }
         (self.runs[0], self.sparse) = (runs, sparse);
         self.copies = [key_copies, value_copies];
@@ -288,7 +288,7 @@ impl<N: Number> DecodeScratch<N> {
         &mut self,
         isa: Isa,
         products: &mut impl Products<N>,
-        (keys, values): (BlockRows<'_, N>, BlockRows<'_, N>),
+        [keys, values]: [BlockRows<'_, N>; 2],
     ) {
         let Self { rows, dots, numbers, .. } = self;
         let (head, block, n) = match keys {
@@ -314,7 +314,7 @@ impl<N: Number> DecodeScratch<N> {
         &'w mut self,
         isa: Isa,
         products: &mut impl Products<N>,
-        (values, next): (BlockRows<'w, N>, BlockRows<'w, N>),
+        [values, next]: [BlockRows<'w, N>; 2],
         (visible, rescale): (Option<&'w [RowMask]>, &'w [N; DECODE_MAX_ROWS]),
     ) {
         let Self { rows, dots, numbers, .. } = self;
