@@ -1,5 +1,7 @@
 //! The delta rule: its rows of the case table, and properties that these do not cover.
 
+#![expect(clippy::unwrap_used, reason = "a call that is refused has failed")]
+
 use regard::{Error, Layout, Machine, Shape, Tensor, View};
 use regard_approx::{
     DeltaGrads, DeltaInputs, DeltaOutput, DeltaRule, DeltaState, delta_reference as definition,

@@ -11,7 +11,7 @@
 //! | path | dynamic time warping from the first words to the last, of the least sum of `1 - weight` | [Sakoe and Chiba 1978](https://doi.org/10.1109/TASSP.1978.1163055) |
 
 use crate::error::Error;
-use crate::trace::{Layer, LayerData, Trace};
+use crate::trace::{Layer, Trace};
 use regard::Machine;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -362,7 +362,7 @@ impl AlignmentErrors {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::Weights;
+    use crate::trace::{LayerData, Weights};
     use regard_testkit::Noise;
 
     fn weights(values: &[&[f64]]) -> AlignmentWeights {
@@ -444,7 +444,8 @@ mod tests {
         assert_eq!(words.links(), [(0, 0), (0, 1)]);
         assert_eq!(pharaoh(&words.links()), "0-0 0-1");
         // A word without tokens has no link; of equal weights the first counts.
-        let gap = weights(&[&[0.5, 0.5]]).words([2, 3], [&[0..1, 1..2], &[1..2]]).unwrap();
+        let target = std::slice::from_ref(&(1..2));
+        let gap = weights(&[&[0.5, 0.5]]).words([2, 3], [&[0..1, 1..2], target]).unwrap();
         assert_eq!((gap.links(), gap.rows().count()), (vec![(0, 1)], 3));
         assert!(AlignmentWeights::new(vec![0.0; 3], 2).is_err());
     }

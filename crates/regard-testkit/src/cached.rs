@@ -110,12 +110,15 @@ impl<'d, E: Element> CachedCase<'d, E> {
     }
 }
 
+/// A case, a cache and its sequences.
+type Filled<E> = (Data<E>, KvCache<E>, Vec<Sequence>);
+
 /// A cache that was given the keys and values of a case in two pieces, and the data of the case with what it holds.
 fn filled<E: Element>(
     case: &Case,
     (quantization, latent): (Option<Quantization>, bool),
     page: usize,
-) -> Result<(Data<E>, KvCache<E>, Vec<Sequence>), Error> {
+) -> Result<Filled<E>, Error> {
     let mut data = Data::<E>::new(case);
     let Dims { batch, heads, k_len, qk_dim, v_dim, .. } = case.dims;
     let heads = heads.kv;

@@ -312,7 +312,7 @@ impl fmt::Display for Error {
 }
 
 impl Error {
-    /// Messages for errors of a call as a whole and of a KV cache.
+    /// Messages for errors of a call as a whole.
     fn fmt_call(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Packed { option } => write!(
@@ -344,6 +344,23 @@ impl Error {
             Self::NothingToMerge => {
                 write!(f, "merge: the list of outputs is empty; give at least one")
             }
+            Self::PartBorder { axis, at, multiple } => write!(
+                f,
+                "{axis}: a part begins or ends at {at}, which is not a multiple of {multiple}, so its bits would not be those of the whole; cut at {} or {}",
+                at / multiple * multiple,
+                (at / multiple + 1) * multiple
+            ),
+            Self::NotInPart { option } => write!(
+                f,
+                "{option}: given by the numbers of rows and keys, which are others in a part of a plan; leave it out, or compute all rows in one plan"
+            ),
+            _ => self.fmt_cache(f),
+        }
+    }
+
+    /// Messages for errors of memory and of a KV cache.
+    fn fmt_cache(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             Self::OnlyCached => write!(
                 f,
                 "k and v: this plan reads a KV cache; call forward_cached, or make a plan with Problem::new"
@@ -364,16 +381,6 @@ impl Error {
                 f,
                 "KV cache: the plan was made for {planned}, this cache stores {found}; make a plan of Problem::cached for this cache"
             ),
-            Self::PartBorder { axis, at, multiple } => write!(
-                f,
-                "{axis}: a part begins or ends at {at}, which is not a multiple of {multiple}, so its bits would not be those of the whole; cut at {} or {}",
-                at / multiple * multiple,
-                (at / multiple + 1) * multiple
-            ),
-            Self::NotInPart { option } => write!(
-                f,
-                "{option}: given by the numbers of rows and keys, which are others in a part of a plan; leave it out, or compute all rows in one plan"
-            ),
             Self::Budget { needed, budget } => write!(
                 f,
                 "KV cache: {needed} bytes needed, the budget is {budget}; free, truncate or evict sequences, or raise the budget"
@@ -389,7 +396,7 @@ impl Error {
             Self::Evicted { option, found, first } => {
                 write!(f, "{option}: {found} was evicted; give {first} or more")
             }
-            // Formatted by `fmt`.
+            // Formatted by `fmt` and `fmt_call`.
             Self::DataLength { .. }
             | Self::ShapeOverflow { .. }
             | Self::OutputOverlap { .. }
@@ -404,7 +411,16 @@ impl Error {
             | Self::Value { .. }
             | Self::Broadcast { .. }
             | Self::Parent { .. }
-            | Self::Offsets { .. } => Ok(()),
+            | Self::Offsets { .. }
+            | Self::Packed { .. }
+            | Self::NoEntropy
+            | Self::OnlySoftmax { .. }
+            | Self::NoEstimate { .. }
+            | Self::NoSelection { .. }
+            | Self::NotMergeable
+            | Self::NothingToMerge
+            | Self::PartBorder { .. }
+            | Self::NotInPart { .. } => Ok(()),
         }
     }
 }

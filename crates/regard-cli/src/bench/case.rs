@@ -135,6 +135,18 @@ pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} 
 bias headbias alibi softcap sinks dropout large-logit bshd backward-only strict full high paged shared int8 fp8 latent additive top-{keys} hard sampled \
 sparsemax local{reach}; of linear, causal relu random{features} both bshd; of lsh, causal both bshd";
 
+fn parse_dtype(name: &str) -> Result<Dtype> {
+    Ok(match name {
+        "f32" => Dtype::F32,
+        "f64" => Dtype::F64,
+        "f16" => Dtype::F16,
+        "bf16" => Dtype::Bf16,
+        _ => {
+            bail!("`{name}`: the dtype comes second and is f32, f64, f16 or bf16, as in {EXAMPLE}")
+        }
+    })
+}
+
 impl Case {
     /// Reads a name.
     pub(crate) fn parse(name: &str) -> Result<Self> {
@@ -151,15 +163,7 @@ impl Case {
                 "`{kind}`: a case begins with prefill, short, decode, backward, look, linear or lsh, as in {EXAMPLE}"
             ),
         };
-        let dtype = match dtype {
-            "f32" => Dtype::F32,
-            "f64" => Dtype::F64,
-            "f16" => Dtype::F16,
-            "bf16" => Dtype::Bf16,
-            _ => bail!(
-                "`{dtype}`: the dtype comes second and is f32, f64, f16 or bf16, as in {EXAMPLE}"
-            ),
-        };
+        let dtype = parse_dtype(dtype)?;
         let mut seen: Vec<(&str, Option<usize>)> = Vec::new();
         for part in parts {
             let word = split_number(part)?;

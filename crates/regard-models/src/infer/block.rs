@@ -12,7 +12,8 @@ use rayon::prelude::*;
 use regard::plan::{OutputMut, ScratchPool};
 use regard::score::RelativeBias;
 use regard::{
-    AttentionView, Element, KvCache, Machine, Mask, Plan, Problem, Score, Sequence, View, ViewMut,
+    AttentionView, Element, KvCache, Machine, Mask, Number, Plan, Problem, Score, Sequence, View,
+    ViewMut,
 };
 use regard_matmul::Rows;
 
@@ -142,7 +143,7 @@ impl Attention {
                 terms.sum::<f64>().max(0.0)
             };
             let own = values[head * config.heads.kv / config.heads.q];
-            own.chunks_exact(dim).map(|v| square(v).sqrt() as f32).collect::<Vec<f32>>()
+            own.chunks_exact(dim).map(|v| f32::from_f64(square(v).sqrt())).collect::<Vec<f32>>()
         };
         let heads: Vec<_> = output.chunks_exact(dim * width).enumerate().collect();
         Ok(heads.into_par_iter().flat_map_iter(of_head).collect())

@@ -329,7 +329,7 @@ fn a_row_that_met_a_nan_says_nothing_of_keys_it_does_not_see() {
 fn value_weighted_statistics_are_those_of_dense_weights() {
     let (n, heads) = (40, 2);
     let mut noise = Noise::new(3);
-    let mut numbers = |n: usize| (0..n).map(|_| noise.normal() as f32).collect::<Vec<f32>>();
+    let mut numbers = |n: usize| noise.normals::<f32>(n);
     let (q, k) = ((numbers(heads * n * 8), [heads, n, 8]), (numbers(n * 8), [1, n, 8]));
     let inputs = Inputs::new(q, k, "causal").unwrap();
     let mut value_norms: Vec<f32> = numbers(heads * n).iter().map(|x| x.abs()).collect();
@@ -361,7 +361,7 @@ fn value_weighted_statistics_are_those_of_dense_weights() {
         panic!("as they were");
     };
     let view = inputs.view(Machine::detect()).unwrap();
-    let found = Measure::new().entropy().span_mass([0..5]).of(&view).unwrap();
+    let found = Measure::new().entropy().span_mass(std::iter::once(0..5)).of(&view).unwrap();
     for head in 0..heads {
         for i in 0..n {
             let row = &plain[(head * n + i) * n..][..n];
@@ -383,7 +383,7 @@ fn value_weighted_statistics_are_those_of_dense_weights() {
     }
     // Rollout reads the same weights.
     let from: Vec<f64> = (0..n).map(|i| f64::from(u8::from(i == n - 1))).collect();
-    let rows = rollout(&[view.clone()], &from, 0.5).unwrap();
+    let rows = rollout(std::slice::from_ref(&view), &from, 0.5).unwrap();
     let tile = view.tile(n - 1..n, 0..n).unwrap();
     for (j, share) in rows[0].iter().enumerate() {
         let mean = tile.chunks(n).map(|row| f64::from(row[j])).sum::<f64>() / heads as f64;

@@ -189,6 +189,7 @@ impl<'c> QuantizedHead<'c> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::simd::Number;
 
     fn stored(quantization: Quantization, row: &[f32]) -> (Vec<u8>, f32, Vec<f32>) {
         let mut codes = vec![0; row.len()];
@@ -211,7 +212,7 @@ mod tests {
                 assert_eq!(to_e4m3(x), code, "{x}");
             }
             let (low, high) = (size(code), size((code + 1).min(0x7e)));
-            let middle = f64::midpoint(low, high) as f32;
+            let middle = f32::from_f64(f64::midpoint(low, high));
             assert_eq!(to_e4m3(middle), if code & 1 == 0 { code } else { (code + 1).min(0x7e) });
             assert_eq!(to_e4m3(f32::from_bits(middle.to_bits() + 1)), (code + 1).min(0x7e));
             assert_eq!(to_e4m3(-middle * (1.0 - f32::EPSILON)), code | 0x80);
@@ -227,11 +228,11 @@ mod tests {
     fn int8_rounds_to_nearest_even_and_its_products_are_exact() {
         let mut seed = 1u32;
         for exponent in -149..=127 {
-            let largest = (f64::from(exponent)).exp2() as f32;
+            let largest = f32::from_f64(f64::from(exponent).exp2());
             let mut row: Vec<f32> = (0..257)
                 .map(|_| {
                     seed = seed.wrapping_mul(0x915f_77f5).wrapping_add(1);
-                    (f64::from(seed) / f64::from(u32::MAX) * 2.0 - 1.0) as f32 * largest
+                    f32::from_f64(f64::from(seed) / f64::from(u32::MAX) * 2.0 - 1.0) * largest
                 })
                 .collect();
             row.push(largest * 1.999_999_9);
