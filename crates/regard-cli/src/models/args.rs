@@ -212,7 +212,7 @@ pub(crate) struct TranslateArgs {
     pub(crate) search: SearchArgs,
 }
 
-/// What is written of an alignment.
+/// Format of exported alignments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Export {
     /// The source word of the largest weight of each target word, as i-j

@@ -413,7 +413,7 @@ impl Schedule {
         let together = problem.mask.row_block().map_or(q_len, |block| block.clamp(1, q_len.max(1)));
         let most = DECODE_MAX_QUERIES[usize::from(listed || k_len >= DECODE_LONG_KEYS)];
         let decode = !diagonal && together <= most && problem.is_dot() && problem.is_softmax();
-        let decode = if decode { decode_heads(heads, together) } else { None };
+        let decode = if decode { decode_heads(&problem.mask, heads, together) } else { None };
         let rows = match decode {
             Some(_) if together < q_len => together,
             _ => lane_rows(problem, q_len),
@@ -472,9 +472,11 @@ impl Grid {
     }
 }
 
-/// Query heads of a decoding task, if so many rows of each are decoded: as many of those that one key head serves as fit.
-fn decode_heads(heads: Heads, rows: usize) -> Option<usize> {
+/// Query heads of a decoding task, if so many rows of each are decoded: as many of those that one key head serves as fit. One by one if the mask tells
+/// them apart: which keys are in a block together depends on all that a task sees, and the bits must not depend on what heads share.
+fn decode_heads(mask: &Mask, heads: Heads, rows: usize) -> Option<usize> {
     let served = heads.q.checked_div(heads.kv)?;
+    let served = if mask.tells_heads_apart(served) { served.min(1) } else { served };
     let fits = |n: &usize| served.is_multiple_of(*n) && n.saturating_mul(rows) <= DECODE_MAX_ROWS;
     (1..=served.min(DECODE_MAX_ROWS)).rev().find(fits)
 }

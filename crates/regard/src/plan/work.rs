@@ -76,7 +76,7 @@ impl<N: Number> Core<'_, N> {
                 continue;
             }
             for b in (0..class.count(self.problem.dims().batch)).map(|i| class.item(i)) {
-                match mask.tells_heads_apart() {
+                match mask.tells_heads_apart(usize::MAX) {
                     true => (0..heads).for_each(|head| work.add(of(b, head))),
                     false => work.add(of(b, 0).map(|n| n * heads as i128)),
                 }

@@ -17,6 +17,11 @@ pub struct Bits {
 }
 
 impl Bits {
+    /// Heads that have bits of their own.
+    pub(super) fn heads(&self) -> usize {
+        self.shape[1]
+    }
+
     /// From booleans `[batch or 1, heads or 1, q_len, k_len]`; `true` means visible.
     pub fn from_bools(visible: &[bool], shape: [usize; 4]) -> Result<Self, Error> {
         let [_, _, _, k_len] = shape;

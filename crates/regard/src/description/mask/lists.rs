@@ -69,6 +69,11 @@ impl KeyLists {
         self.row_block
     }
 
+    /// Whether heads of a group of consecutive ones have lists of their own.
+    pub(super) fn tells_heads_apart(&self, group: usize) -> bool {
+        self.shape[1] > 1 && !self.head_block.is_multiple_of(group)
+    }
+
     pub(super) fn tells_apart(&self) -> [bool; 2] {
         [self.shape[0] > 1, self.shape[1] > 1]
     }

@@ -20,7 +20,8 @@ use crate::tensor::index::{LaneSet, RowTile, Scope, lane_range, signed};
 pub use bits::Bits;
 pub use lists::KeyLists;
 use part::Part;
-pub(crate) use runs::{Run, combine};
+pub(crate) use runs::Run;
+use runs::combine;
 use runs::{from_ranges, monotone, push};
 use std::fmt;
 use std::ops::Range;
@@ -376,14 +377,15 @@ impl Mask {
         }
     }
 
-    /// Whether visibility may differ between heads.
-    pub(crate) fn tells_heads_apart(&self) -> bool {
+    /// Whether visibility may differ between the heads of a group of consecutive ones.
+    pub(crate) fn tells_heads_apart(&self, group: usize) -> bool {
         match &self.0 {
-            Rule::Bits(_) | Rule::Custom(_) => true,
-            Rule::Lists(lists) => lists.tells_apart()[1],
-            Rule::Part(part) => part.whole.tells_heads_apart(),
+            Rule::Bits(bits) => group > 1 && bits.heads() > 1,
+            Rule::Custom(_) => group > 1,
+            Rule::Lists(lists) => lists.tells_heads_apart(group),
+            Rule::Part(part) => part.whole.tells_heads_apart(group),
             Rule::And(pair) | Rule::Or(pair) => {
-                pair.0.tells_heads_apart() || pair.1.tells_heads_apart()
+                pair.0.tells_heads_apart(group) || pair.1.tells_heads_apart(group)
             }
             Rule::All
             | Rule::Nothing
@@ -404,10 +406,10 @@ impl Mask {
             Rule::Spans(spans) => spans.len() > 1,
             Rule::Trees(trees) => trees.len() > 1,
             Rule::Lists(lists) => lists.tells_apart().contains(&true),
-            Rule::Segments(_) => true,
+            Rule::Segments(_) | Rule::Bits(_) => true,
             Rule::Part(part) => part.whole.tells_apart(),
             Rule::And(pair) | Rule::Or(pair) => pair.0.tells_apart() || pair.1.tells_apart(),
-            _ => self.tells_heads_apart(),
+            _ => self.tells_heads_apart(usize::MAX),
         }
     }
 

@@ -6,7 +6,7 @@
 //! the two products differ: on vectors (`decode_vectors.rs`) or on AMX (`decode_amx.rs`).
 
 use super::Forward;
-use crate::description::mask::{Mask, Run, combine};
+use crate::description::mask::Run;
 use crate::description::problem::Problem;
 use crate::kernel::amx::{AmxDecodeScratch, Sizes};
 use crate::kernel::block_loop::{Call, DECODE_MAX_ROWS, KeyRange, apply_mask, mask_within};
@@ -31,8 +31,8 @@ pub(crate) struct DecodeScratch<N> {
     rows: DecodeRows<N>,
     /// Query heads of a task.
     heads: usize,
-    /// The visible keys, a lane for each row of each head; those of one head; and memory to join them.
-    runs: [Vec<Run>; 3],
+    /// The visible keys, a lane for each row of each head.
+    runs: Vec<Run>,
     sparse: Vec<SparseKey>,
     /// Rows that are weighed together: those of one head, or all, if no option tells heads apart.
     head_groups: Vec<HeadGroup<N>>,
@@ -141,7 +141,7 @@ impl<N: Number> DecodeScratch<N> {
         Self {
             rows: DecodeRows { q, sums, count: 0, width: 1 },
             heads: served,
-            runs: [Vec::new(), Vec::new(), Vec::new()],
+            runs: Vec::new(),
             sparse: Vec::new(),
             head_groups: head_groups.collect(),
             dots: vec![N::zero(); BLOCK_KEYS * DECODE_MAX_ROWS],
@@ -208,7 +208,6 @@ impl<N: Number> DecodeScratch<N> {
             head_group.width =
                 if call.problem.treats_rows_alike() { self.rows.width } else { GROUP };
         }
-        let head = |h| Scope { head: scope.head + h, ..scope };
         for h in 0..self.heads {
             let q = call.queries(scope.batch, scope.head + h);
             for i in 0..rows.count {
@@ -216,21 +215,11 @@ impl<N: Number> DecodeScratch<N> {
                 N::visit(q, WidenRow { row: rows.row(i), to });
             }
         }
-        let [all, one, joined] = &mut self.runs;
-        key_range.mask.runs_beyond(key_range.without, &head(0), rows, all);
-        let masks = [Some(key_range.mask), key_range.without];
-        if !masks.into_iter().flatten().any(Mask::tells_heads_apart) {
-            // A bit for each head, so that the product has the lanes of all.
-            let copies = (0..self.heads).fold(0, |set, h| set | 1 << (h * rows.count));
-            return all.iter_mut().for_each(|run| run.lanes *= copies);
-        }
-        for h in 1..self.heads {
-            key_range.mask.runs_beyond(key_range.without, &head(h), rows, one);
-            one.iter_mut().for_each(|run| run.lanes <<= h * rows.count);
-            joined.clear();
-            combine(all, one, joined, |a, b| a | b);
-            std::mem::swap(all, joined);
-        }
+        // Heads that the mask tells apart are in tasks of their own.
+        key_range.mask.runs_beyond(key_range.without, &scope, rows, &mut self.runs);
+        // A bit for each head, so that the product has the lanes of all.
+        let copies = (0..self.heads).fold(0, |set, h| set | 1 << (h * rows.count));
+        self.runs.iter_mut().for_each(|run| run.lanes *= copies);
     }
 
     /// All blocks that any head sees, keys ascending.
@@ -245,8 +234,7 @@ impl<N: Number> DecodeScratch<N> {
         let (k, v) = call.keys_and_values(scope);
         let range = key_range.keys.start..key_range.keys.end.min(scope.k_len);
         let [mut key_copies, mut value_copies] = std::mem::take(&mut self.copies);
-        let (runs, mut sparse) =
-            (std::mem::take(&mut self.runs[0]), std::mem::take(&mut self.sparse));
+        let (runs, mut sparse) = (std::mem::take(&mut self.runs), std::mem::take(&mut self.sparse));
         let all = lane_range(0, self.rows.count);
         let mut blocks = KeyBlocks::new(&runs, range.clone(), all, &mut sparse);
         let mut block = KeyBlock::new();
@@ -279,7 +267,7 @@ impl<N: Number> DecodeScratch<N> {
             let visible = hidden.then_some(&visible[..n]);
             self.add(isa, products, [values, next], (visible, &rescale));
         }
-        (self.runs[0], self.sparse) = (runs, sparse);
+        (self.runs, self.sparse) = (runs, sparse);
         self.copies = [key_copies, value_copies];
     }
 
