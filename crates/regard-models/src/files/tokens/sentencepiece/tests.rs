@@ -70,7 +70,7 @@ fn tokens_cover_the_bytes_that_they_are_from() {
         // A ligature becomes two letters, and a letter without a piece is unknown.
         ("café ﬁnd", &["", "c", "a", "f", "é", " ﬁ", "ﬁnd", ""]),
         ("the<sep>cat", &["t", "he", "<sep>", "c", "a", "t", ""]),
-        (">>cmn<< cat", &[">>cmn<<", " cat", ""]),
+        (">>cmn<< cat", &[">>cmn<<", "cat", ""]),
     ] {
         let found = source.offsets(text).unwrap();
         let found: Vec<&str> = found.into_iter().map(|bytes| &text[bytes]).collect();
