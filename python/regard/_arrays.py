@@ -120,7 +120,7 @@ def memory(x: Any) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
             raise TypeError(f"expected a CPU tensor, found device {x.device}; move it with .cpu()")
         return x.data_ptr(), dtype_of(x), x.shape, x.stride()
     size, shape = x.itemsize, x.shape
-    strides = tuple([s // size if n > 1 else 1 for n, s in zip(shape, x.strides)])
+    strides = tuple([s // size if n > 1 and x.size else 1 for n, s in zip(shape, x.strides)])  # NumPy gives an empty array strides of 0
     return x.__array_interface__["data"][0], dtype_of(x), shape, strides
 
 

@@ -199,7 +199,7 @@ def _mask_or_bias(mask: Any, query: Any, key: Any) -> Options:
     if is_bool:
         sizes = (*sizes[:-1], key.shape[-2])
     mask = _to_4d(_expanded(mask, sizes))
-    return {"mask" if is_bool else "bias": mask}
+    return {"mask": mask} if is_bool else {"bias": mask}
 
 
 def _to_4d(x: Any) -> Any:

@@ -128,8 +128,8 @@ def _why_not(record: Record) -> str:
 def _pooled(seen: Capture, record: Record, item: int) -> Layer:
     """Layer from the pooled map."""
     rows, cols = ([int(start) + shift for start in starts] for starts, shift in zip(record.cells, (_first(record), 0)))
-    sides = [_grouped(seen, axis, item, starts) for axis, starts in zip(axes_of(record.kind, seen._translates), (rows, cols))]
-    return Layer(_about(record), [_f32(_of_item(seen, record, record.map, item))], *sides, starts=(rows, cols), pooled=True)
+    down, across = (_grouped(seen, axis, item, starts) for axis, starts in zip(axes_of(record.kind, seen._translates), (rows, cols)))
+    return Layer(_about(record), [_f32(_of_item(seen, record, record.map, item))], down, across, starts=(rows, cols), pooled=True)
 
 
 def _grouped(seen: Capture, axis: str, item: int, starts: list[int]) -> dict[str, Any]:
@@ -332,12 +332,12 @@ def _others(records: list[Record], others: list[Record]) -> list[Record]:
 
 def _pair(own: tuple[Capture, Record], other: tuple[Capture, Record], item: int) -> tuple[Layer, Layer]:
     """The same layer of two runs in one form, with the same rows and keys."""
-    layers = tuple(_layer(*run, item, only_exact=False) for run in (own, other))
-    if not any(layer.pooled for layer in layers) and layers[0].starts == layers[1].starts:
-        return layers
+    first, second = (_layer(*run, item, only_exact=False) for run in (own, other))
+    if not (first.pooled or second.pooled) and first.starts == second.starts:
+        return first, second
     if all(_has_weights(record) for _, record in (own, other)):
-        return tuple(_weights(*run, item) for run in (own, other))
-    return tuple(_pooled(*run, item) for run in (own, other))
+        return _weights(*own, item), _weights(*other, item)
+    return _pooled(*own, item), _pooled(*other, item)
 
 
 def _finite(x: float) -> float | None:

@@ -107,7 +107,7 @@ class _Pass(ModelCalls):
         if added is None:
             inside = set(module.modules())
             after = [one for one in block.modules() if "Norm" in type(one).__name__ and one in self._inputs and one not in inside]
-            normalized = [x.view_as(stream) for x in map(_hidden, map(self._inputs.get, after)) if _is_like(x, stream)]
+            normalized = [x.view_as(stream) for x in (_hidden(self._inputs[one]) for one in after) if _is_like(x, stream)]
         name, norm = self.names[module], norms[0] if norms else None
         return _Layer(module, norm, name, args[1:], arguments, stream, added, normalized, call, value)
 
@@ -122,7 +122,7 @@ class _Pass(ModelCalls):
         out = self._outputs[block]
         if not (_is_like(added, stream) and _is_like(out, stream)):
             return None
-        terms = [x for x in map(self._outputs.get, others) if _is_like(x, stream) and x is not added]
+        terms: list[Any] = [x for x in map(self._outputs.get, others) if _is_like(x, stream) and x is not added]
         own, *terms = [_sample(x) for x in (added, *terms)]
         change = _sample(out) - _sample(stream)
         rounding = 4 * torch.finfo(stream.dtype).eps * (_sample(out).norm() + _sample(stream).norm())

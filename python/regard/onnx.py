@@ -52,7 +52,7 @@ class _Node:
             attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
         return cls(node.op_type, list(node.input), list(node.output), attributes, opset)
 
-    def run(self, values: dict[str, Array]) -> None:
+    def run(self, values: dict[str, Any]) -> None:
         """Compute the outputs from the inputs, both in `values`."""
         found = _OPERATORS[self.op](self, *[values[name] if name else None for name in self.inputs])
         values.update((name, x) for name, x in zip(self.outputs, found) if name)
@@ -113,14 +113,14 @@ class RegardBackend(Backend):
         return cls.prepare(model, device, **unknown).run(inputs)
 
     @classmethod
-    def run_node(
+    def run_node(  # type: ignore[override]
         cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, *, opset_version: Optional[int] = None,
         **unknown: Any,
     ) -> tuple[Array, ...]:
         """Outputs of one node for its inputs that are not left out."""
         _no_options(unknown)
         opset = onnx.defs.onnx_opset_version() if opset_version is None else opset_version
-        super().run_node(node, inputs, device, outputs_info, opset_version=opset)
+        super().run_node(node, inputs, device, outputs_info, opset_version=opset)  # type: ignore[arg-type]
         one = _Node.of(node, opset)
         names = [name for name in one.inputs if name]
         if len(inputs) != len(names):
@@ -374,7 +374,8 @@ def _linear_attention(
     kept = number if state is None else state.dtype
     if state is not None and state.shape != (batch, kv_heads, dim, v_dim):
         raise node.error(f"past_state: expected {[batch, kv_heads, dim, v_dim]}, found {list(state.shape)}")
-    q, k, v, decay, beta, state = (None if x is None else x.astype(np.float32) for x in (q, k, v, decay, beta, state))
+    tensors: list[Any] = [None if x is None else x.astype(np.float32) for x in (q, k, v, decay, beta, state)]
+    q, k, v, decay, beta, state = tensors
     scale = node.attributes.get("scale", 0.0) or None
     out, aux = regard.DeltaRule(scale=scale)(q, k, v, g=decay, beta=beta, state=state, return_aux=True)
     return _packed(out.astype(number)), aux.state.astype(kept)

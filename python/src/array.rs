@@ -77,7 +77,10 @@ impl Array {
             )
         };
         let size = found.itemsize as isize;
-        let strides = shape.iter().zip(strides).map(|(n, s)| if *n > 1 { s / size } else { 1 });
+        // NumPy gives an empty array strides of 0.
+        let is_empty = shape.contains(&0);
+        let strides = shape.iter().zip(strides);
+        let strides = strides.map(|(n, s)| if *n > 1 && !is_empty { s / size } else { 1 });
         let strides = strides.collect();
         let shape = shape.iter().map(|n| n.unsigned_abs()).collect();
         Ok(Self(found.data as usize, Cow::Borrowed(dtype), shape, strides))
