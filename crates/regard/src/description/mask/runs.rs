@@ -83,7 +83,7 @@ pub(super) fn push_keys(
 }
 
 /// Merges two lists; `join` combines the row sets of each key.
-pub(crate) fn combine(
+pub(super) fn combine(
     a: &[Run],
     b: &[Run],
     out: &mut Vec<Run>,
