@@ -103,7 +103,7 @@ class Report:
     rows: int
     """Needed: those of the shards without a file when the run began."""
     rows_computed: int
-    """By this run; fewer if another run has computed some of them."""
+    """By processes that reported so; fewer if another run has computed some, or a process died after it wrote a shard and before it reported."""
     rows_failed: int
     """Rows computed that have a reason in the column `error`."""
     deaths: int

@@ -85,7 +85,9 @@ def test_processes_that_are_killed_are_replaced(source, tmp_path, undisturbed):
     thread.join()
     found = job.verify()
     assert found.clean and found.sha256 == undisturbed.sha256, str(found)
-    assert len(killed) >= 2 and 1 <= report.deaths <= len(killed) and report.rows_computed == ROWS
+    assert len(killed) >= 2 and 1 <= report.deaths <= len(killed)
+    # A process that is killed between the file of a shard and its report has computed rows that the run does not count.
+    assert ROWS - 25 * report.deaths <= report.rows_computed <= ROWS
     assert ROWS <= rows_computed(log) <= ROWS + 25 * len(killed)
 
 
@@ -205,7 +207,8 @@ def test_an_object_store_is_source_and_sink(source, tmp_path, undisturbed, bucke
     thread.join()
     found = job.verify()
     assert found.clean and found.sha256 == undisturbed.sha256, str(found)
-    assert report.rows_computed == ROWS and job.run().rows == 0
+    # As above: killed after the upload, before its report.
+    assert ROWS - 25 * report.deaths <= report.rows_computed <= ROWS and job.run().rows == 0
     store.delete_file("corpus/out/more/c-000003.parquet")
     assert job.verify().missing == ["more/c-000003.parquet"] and job.plan().rows_left == 25
     assert job.run(workers=1).rows_computed == 25 and job.verify().sha256 == undisturbed.sha256
