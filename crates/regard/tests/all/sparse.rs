@@ -55,6 +55,15 @@ fn a_token_whose_parent_comes_later_ends_its_path() {
     assert_eq!(mask.visible(&scope, 2), [0..2, 3..5]);
 }
 
+/// `Problem::check` refuses that; the mask alone answers all the same.
+#[test]
+fn a_tree_of_more_tokens_than_rows_does_not_panic() {
+    let mask = Mask::tree(&[None, Some(0), Some(1)]);
+    let scope = Scope { batch: 0, head: 0, q_len: 2, k_len: 2, offset: 0 };
+    assert_eq!(mask.visible(&scope, 1), *std::slice::from_ref(&(0..2)));
+    assert!(mask.is_visible(&scope, 1, 0));
+}
+
 /// Sequences of these lengths in a cache, and each of them alone.
 fn cached<E: Element>(lens: &[usize], q_len: usize, isa: Isa) {
     const DIM: usize = 32;

@@ -28,9 +28,9 @@ impl Tree {
         Error::unless_below("tree, tokens among the keys", n, k_len.saturating_add(1))
     }
 
-    /// The row of the first draft token, and its position.
+    /// The row of the first draft token, and its position. Row 0 if there are fewer rows than tokens, which is an error of `check`.
     fn first(&self, scope: &Scope) -> (usize, i64) {
-        let row = scope.q_len - self.parents.len();
+        let row = scope.q_len.saturating_sub(self.parents.len());
         (row, scope.position(row))
     }
 
