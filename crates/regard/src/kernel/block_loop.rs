@@ -186,9 +186,9 @@ impl<N: Number> BlockLoop<N> {
     }
 }
 
-/// Asks for a row of keys or values.
+/// Asks for a row of keys or values that is needed next.
 #[inline(always)]
-fn prefetch_row<N: Number>(head: KvHead<'_, N>, i: usize) {
+pub(crate) fn prefetch_row<N: Number>(head: KvHead<'_, N>, i: usize) {
     match head {
         KvHead::Elements(head) => each!(head, head => prefetch_l1(head.row(i))),
         KvHead::Quantized(head) => prefetch_l1(head.run(i, 1).0),

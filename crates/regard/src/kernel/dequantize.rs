@@ -76,14 +76,7 @@ impl Task<f32> for Dequantize<'_, '_> {
 /// A row of int8. The compiler vectorizes it: there is nothing to sum.
 #[inline(always)]
 fn int8(codes: &[u8], scale: f32, to: &mut [f32]) {
-    let (vectors, tail) = codes.as_chunks::<MAX_LANES>();
-    let (to, to_tail) = to.as_chunks_mut::<MAX_LANES>();
-    for (codes, to) in vectors.iter().zip(to) {
-        for (code, to) in codes.iter().zip(to) {
-            *to = f32::from(code.cast_signed()) * scale;
-        }
-    }
-    for (code, to) in tail.iter().zip(to_tail) {
+    for (code, to) in codes.iter().zip(to) {
         *to = f32::from(code.cast_signed()) * scale;
     }
 }

@@ -9,10 +9,12 @@ use super::Forward;
 use crate::description::mask::Run;
 use crate::description::problem::Problem;
 use crate::kernel::amx::{AmxDecodeScratch, Sizes};
-use crate::kernel::block_loop::{Call, DECODE_MAX_ROWS, KeyRange, apply_mask, mask_within};
+use crate::kernel::block_loop::{
+    Call, DECODE_MAX_ROWS, KeyRange, apply_mask, mask_within, prefetch_row,
+};
 use crate::kernel::dequantize::{dequantize, prefetch_rows};
 use crate::kernel::key_blocks::{KeyBlock, KeyBlocks, SparseKey};
-use crate::kernel::lanes::{multiply_tile, prefetch_l2};
+use crate::kernel::lanes::multiply_tile;
 use crate::kernel::micro::RowBuffer;
 use crate::kernel::softmax::{SoftmaxTile, State, States, exp_and_sum_row, update_max};
 use crate::machine::simd::{
@@ -623,15 +625,6 @@ impl<'r, N: Number> BlockRows<'r, N> {
             let [start, end] = [part.start, part.end].map(|i| first + len * i / n);
             prefetch_rows(*head, start..end);
         }
-    }
-}
-
-/// Asks for a row that is needed soon.
-#[inline(always)]
-fn prefetch_row<N: Number>(head: KvHead<'_, N>, i: usize) {
-    match head {
-        KvHead::Elements(head) => each!(head, head => prefetch_l2(head.row(i))),
-        KvHead::Quantized(head) => prefetch_rows(head, i..i + 1),
     }
 }
 
