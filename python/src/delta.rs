@@ -3,11 +3,9 @@
 use crate::array::{Array, OwnedArray, by_type, refused};
 use crate::attention::own;
 use crate::options::{ArrayElement, machine};
-use pyo3::exceptions::PyTypeError;
+use crate::states::AnyState;
 use pyo3::prelude::*;
 use regard_approx::{DeltaInputs, DeltaRule, DeltaState as State};
-use std::any::Any;
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// The scale, whether queries and keys are normalized, and threads.
 #[derive(Clone, Debug, FromPyObject)]
@@ -88,19 +86,7 @@ pub(crate) fn delta_rule_backward(
 /// The states of some sequences.
 #[pyclass(frozen, module = "regard._regard")]
 #[derive(Debug)]
-pub(crate) struct DeltaState {
-    #[pyo3(get)]
-    dtype: String,
-    /// A `Mutex<State>` of that type.
-    state: Arc<dyn Any + Send + Sync>,
-}
-
-impl DeltaState {
-    fn state<E: ArrayElement>(&self) -> PyResult<&Mutex<State<E>>> {
-        let other = || PyTypeError::new_err(format!("the state is one of {}", self.dtype));
-        self.state.downcast_ref().ok_or_else(other)
-    }
-}
+pub(crate) struct DeltaState(AnyState);
 
 #[pymethods]
 impl DeltaState {
@@ -109,8 +95,13 @@ impl DeltaState {
     fn new(dtype: &str, how: How, sizes: [usize; 4]) -> PyResult<Self> {
         by_type!(dtype, E => {
             let state = State::<E>::new(how.rule(), sizes).map_err(refused)?;
-            Ok(Self { dtype: dtype.into(), state: Arc::new(Mutex::new(state)) })
+            Ok(Self(AnyState::new(dtype, state)))
         })
+    }
+
+    #[getter]
+    fn dtype(&self) -> &str {
+        &self.0.dtype
     }
 
     /// The outputs of new positions.
@@ -121,28 +112,22 @@ impl DeltaState {
         threads: Option<usize>,
     ) -> PyResult<OwnedArray> {
         let (offsets, machine) = (tensors.offsets()?, machine(threads)?);
-        by_type!(&self.dtype[..], E => {
-            let (inputs, state) = (tensors.inputs::<E>(offsets.as_deref())?, self.state::<E>()?);
-            let step = || state.lock().unwrap_or_else(PoisonError::into_inner).step(machine, inputs);
-            Ok(own(py.detach(step).map_err(refused)?))
+        by_type!(self.dtype(), E => {
+            let inputs = tensors.inputs::<E>(offsets.as_deref())?;
+            let step = |state: &mut State<E>| state.step(machine, inputs);
+            Ok(own(self.0.with(py, step)?.map_err(refused)?))
         })
     }
 
     /// A copy of the states, `[batch, heads, dim, v_dim]`.
-    fn array(&self) -> PyResult<OwnedArray> {
-        by_type!(&self.dtype[..], E => {
-            let state = self.state::<E>()?.lock().unwrap_or_else(PoisonError::into_inner);
-            Ok(own(state.state().clone()))
+    fn array(&self, py: Python<'_>) -> PyResult<OwnedArray> {
+        by_type!(self.dtype(), E => {
+            Ok(own(self.0.with(py, |state: &mut State<E>| state.state().clone())?))
         })
     }
 
     /// A copy.
     fn fork(&self, py: Python<'_>) -> PyResult<Self> {
-        by_type!(&self.dtype[..], E => {
-            let state = self.state::<E>()?;
-            let copy = || state.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let state = Arc::new(Mutex::new(py.detach(copy)));
-            Ok(Self { dtype: self.dtype.clone(), state })
-        })
+        by_type!(self.dtype(), E => self.0.fork::<State<E>>(py).map(Self))
     }
 }

@@ -21,6 +21,7 @@ mod look;
 mod lsh;
 mod options;
 mod scope;
+mod states;
 mod steps;
 mod table;
 

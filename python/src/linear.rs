@@ -3,12 +3,12 @@
 use crate::array::{Array, OwnedArray, by_type, refused};
 use crate::attention::{own, tensor};
 use crate::options::{ArrayElement, Call, Described};
+use crate::states::AnyState;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use regard::{Tensor, View};
 use regard_approx::{FeatureMap, LinearAttention, LinearGrads, LinearOutput, LinearState};
 use std::any::Any;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// How features are made, by text and a seed, and whether rows see only the keys up to their own.
 #[derive(Debug, FromPyObject)]
@@ -86,30 +86,7 @@ impl SavedLinear {
 /// What causal linear attention keeps of the positions before.
 #[pyclass(frozen, module = "regard._regard")]
 #[derive(Debug)]
-pub(crate) struct State {
-    #[pyo3(get)]
-    dtype: String,
-    /// A `Mutex<LinearState>` of that type.
-    state: Arc<dyn Any + Send + Sync>,
-}
-
-impl State {
-    fn state<E: ArrayElement>(&self) -> PyResult<&Mutex<LinearState<E>>> {
-        let other = || PyTypeError::new_err(format!("the state is one of {}", self.dtype));
-        self.state.downcast_ref().ok_or_else(other)
-    }
-
-    fn take<E: ArrayElement>(
-        &self,
-        py: Python<'_>,
-        call: &Call,
-        [q, k, v]: [View<'_, E>; 3],
-    ) -> PyResult<Tensor<E>> {
-        let (state, machine) = (self.state::<E>()?, call.machine()?);
-        let step = || state.lock().unwrap_or_else(PoisonError::into_inner).step(machine, q, k, v);
-        py.detach(step).map_err(refused)
-    }
-}
+pub(crate) struct State(AnyState);
 
 #[pymethods]
 impl State {
@@ -119,23 +96,27 @@ impl State {
         let map = map(text, seed)?;
         by_type!(dtype, E => {
             let state = LinearState::<E>::new(map, sizes).map_err(refused)?;
-            Ok(Self { dtype: dtype.into(), state: Arc::new(Mutex::new(state)) })
+            Ok(Self(AnyState::new(dtype, state)))
         })
+    }
+
+    #[getter]
+    fn dtype(&self) -> &str {
+        &self.0.dtype
     }
 
     /// The outputs of new positions.
     fn step(&self, py: Python<'_>, call: Described) -> PyResult<OwnedArray> {
         let call = Call::new(call)?;
-        by_type!(&self.dtype[..], E => Ok(own(self.take::<E>(py, &call, call.views()?)?)))
+        by_type!(self.dtype(), E => {
+            let ([q, k, v], machine) = (call.views::<E>()?, call.machine()?);
+            let step = |state: &mut LinearState<E>| state.step(machine, q, k, v);
+            Ok(own(self.0.with(py, step)?.map_err(refused)?))
+        })
     }
 
     /// A second one that knows the same.
     fn fork(&self, py: Python<'_>) -> PyResult<Self> {
-        by_type!(&self.dtype[..], E => {
-            let state = self.state::<E>()?;
-            let copy = || state.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let state = Arc::new(Mutex::new(py.detach(copy)));
-            Ok(Self { dtype: self.dtype.clone(), state })
-        })
+        by_type!(self.dtype(), E => self.0.fork::<LinearState<E>>(py).map(Self))
     }
 }
