@@ -221,15 +221,30 @@ impl World {
         Err(self.error(call, why))
     }
 
+    /// One transfer: sends these parts of some bytes, and fills these of others.
+    fn transfer<const N: usize>(
+        &self,
+        call: &str,
+        (send, outgoing): (&[u8], &[Range<usize>]),
+        (receive, incoming): (&mut [u8], &[Range<usize>]),
+        start: impl FnOnce(&mut Memory, &mut [ffi::MPI_Request; N]) -> c_int,
+    ) -> Result<ffi::MPI_Status, RanksError> {
+        let mut memory = self.memory.take();
+        memory.pack(send, outgoing);
+        memory.expect(incoming);
+        let (memory, status) = self.complete(call, memory, start)?;
+        memory.unpack(receive, incoming);
+        self.memory.set(memory);
+        Ok(status)
+    }
+
     /// [`Ranks::gather`], with counts that fit.
     fn collect(&self, mine: &[u8], counts: &[usize], all: &mut [u8]) -> Result<(), RanksError> {
         let (most, step) = (counts.iter().copied().max().unwrap_or(0), self.step());
         for at in (0..most).step_by(step) {
             let (own, ranges) = (cut(&[mine.len()], at, step), cut(counts, at, step));
-            let mut memory = self.memory.take();
-            memory.pack(mine, &own);
-            memory.expect(&ranges);
-            let (memory, _) = self.complete("MPI_Iallgatherv", memory, |memory, [request]| {
+            let (out, into) = ((mine, own.as_slice()), (&mut *all, ranges.as_slice()));
+            self.transfer("MPI_Iallgatherv", out, into, |memory, [request]| {
                 let Memory { send, receive, from, .. } = memory;
                 // SAFETY: `complete` has the memory until the request ends; `pack` and `expect` made it as long as the counts say.
                 unsafe {
@@ -246,8 +261,6 @@ impl World {
                     )
                 }
             })?;
-            memory.unpack(all, &ranges);
-            self.memory.set(memory);
         }
         Ok(())
     }
@@ -295,10 +308,8 @@ impl World {
         };
         for at in (0..longest).step_by(step) {
             let (outgoing, incoming) = (parts(to, at), parts(from, at));
-            let mut memory = self.memory.take();
-            memory.pack(send, &outgoing);
-            memory.expect(&incoming);
-            let (memory, _) = self.complete("MPI_Ialltoallv", memory, |memory, [request]| {
+            let (out, into) = ((send, outgoing.as_slice()), (&mut *receive, incoming.as_slice()));
+            self.transfer("MPI_Ialltoallv", out, into, |memory, [request]| {
                 let Memory { send, receive, to, from } = memory;
                 // SAFETY: `complete` has the memory until the request ends; `pack` and `expect` made it as long as the counts say.
                 unsafe {
@@ -316,8 +327,6 @@ impl World {
                     )
                 }
             })?;
-            memory.unpack(receive, &incoming);
-            self.memory.set(memory);
         }
         Ok(())
     }
@@ -332,9 +341,6 @@ impl World {
         for at in (0..send.len().max(receive.len()).max(1)).step_by(PIECE) {
             let outgoing = cut(&[send.len()], at, PIECE);
             let incoming = cut(&[receive.len()], at, PIECE);
-            let mut memory = self.memory.take();
-            memory.pack(send, &outgoing);
-            memory.expect(&incoming);
             let start = |memory: &mut Memory, [sent, received]: &mut [ffi::MPI_Request; 2]| {
                 let Memory { send, receive, to, from } = memory;
                 let mut code = 0;
@@ -371,20 +377,19 @@ impl World {
                 code
             };
             let call = format!("MPI_Isend to rank {next}, MPI_Irecv from rank {before}");
-            let (memory, status) = self.complete(&call, memory, start)?;
+            let (out, into) = ((send, outgoing.as_slice()), (&mut *receive, incoming.as_slice()));
+            let status = self.transfer(&call, out, into, start)?;
             let mut came = 0;
             // SAFETY: this thread has passed `enter`, and `complete` has filled the status.
             let code =
                 unsafe { ffi::MPI_Get_count(&raw const status, ffi::RSMPI_UINT8_T, &raw mut came) };
             self.check("MPI_Get_count", code)?;
-            if came != memory.from.counts[0] {
+            let expected = int(incoming[0].len());
+            if came != expected {
                 self.failed.set(true);
-                let expected = memory.from.counts[0];
                 let why = format!("{came} bytes from rank {before}, not {expected}");
                 return Err(self.error("shift", why));
             }
-            memory.unpack(receive, &incoming);
-            self.memory.set(memory);
         }
         Ok(())
     }
