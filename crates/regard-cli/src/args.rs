@@ -78,8 +78,10 @@ pub(crate) enum Verb {
         after_long_help = "Examples:\n  regard audit minilm @letter.txt --windows 8,32\n  regard audit q.npy k.npy --pattern 'strided 64' --lsh"
     )]
     Audit(AuditArgs),
-    /// Compare the attention weights of two traces: KL and JS divergence of each head
-    #[command(after_long_help = "Examples:\n  regard diff before.safetensors after.safetensors")]
+    /// Compare the attention weights of two traces, or of two types of KV cache: KL and JS divergence of each head
+    #[command(
+        after_long_help = "Examples:\n  regard diff before.safetensors after.safetensors\n  regard diff smollm2 @letter.txt --kv-dtype int8"
+    )]
     Diff(DiffArgs),
     /// Benchmark attention calls against the machine's roofline and, optionally, other engines
     #[command(
@@ -518,10 +520,14 @@ pub(crate) struct AuditArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DiffArgs {
-    /// A trace (.safetensors)
+    /// A trace (.safetensors); with --kv-dtype, a language model
     pub(crate) first: PathBuf,
-    /// Another trace of the same model and text
+    #[arg(help = a_text!("Another trace of the same model and text; with --kv-dtype, what the model reads"))]
     pub(crate) second: PathBuf,
+    /// Compare a KV cache of f32 with one of this type
+    #[cfg(feature = "models")]
+    #[arg(long, value_name = "TYPE", value_parser = crate::models::kv_dtypes())]
+    pub(crate) kv_dtype: Option<regard_models::infer::KvDtype>,
     #[command(flatten)]
     pub(crate) threads: ThreadsArg,
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use std::io::Write;
 
 pub(crate) fn run(args: &DiffArgs, format: Format) -> Result<()> {
-    let (first, second) = (source::read_trace(&args.first)?, source::read_trace(&args.second)?);
+    let [first, second] = traces(args)?;
     let all = head_diffs(&first, &second, Machine::detect(), &mut progress("layers")?)?;
     let mut out = std::io::stdout().lock();
     if format == Format::Json {
@@ -43,6 +43,14 @@ pub(crate) fn run(args: &DiffArgs, format: Format) -> Result<()> {
         "In nats, over queries. KL: of the first run from the second; JS: from 0 to ln 2 = 0.693."
     )?;
     Ok(())
+}
+
+fn traces(args: &DiffArgs) -> Result<[Trace; 2]> {
+    #[cfg(feature = "models")]
+    if let Some(dtype) = args.kv_dtype {
+        return crate::models::look_with_caches(&args.first, &args.second, dtype);
+    }
+    Ok([source::read_trace(&args.first)?, source::read_trace(&args.second)?])
 }
 
 fn word(trace: &Trace, site: &Site, row: usize) -> Result<String> {

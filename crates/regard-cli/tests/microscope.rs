@@ -154,6 +154,25 @@ fn numbers_are_told_for_people_and_programs() {
     assert!(same.iter().all(|head| head["js_max"].as_f64() < Some(1e-9)), "{same:?}");
 }
 
+/// What a smaller KV cache costs: nothing in f32, little in bf16, more in 8 bits.
+#[test]
+fn types_of_kv_caches_are_compared() {
+    let folder = Folder::new("caches");
+    std::fs::write(folder.0.join("text.txt"), "Once upon a time there was a girl").expect("a file");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories260K");
+    let cost = |dtype: &str| {
+        let heads = folder.json(&format!("diff {model} @text.txt --kv-dtype {dtype}"));
+        assert_eq!(heads.len(), 40, "5 layers of 8 heads");
+        let each = heads.iter().map(|head| head["js_max"].as_f64().expect("a number"));
+        each.fold(0.0, f64::max)
+    };
+    let [exact, half, eight] = ["f32", "bf16", "fp8_e4m3"].map(cost);
+    assert!(exact < 1e-9 && half > exact && eight > half && eight < 0.1, "{exact} {half} {eight}");
+    let output = folder.regard("diff zh-en text --kv-dtype int8");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("give a language model"), "{error}");
+}
+
 #[test]
 fn mistakes_are_named_with_their_remedy() {
     let folder = Folder::new("mistakes");

@@ -1,5 +1,6 @@
 //! What a request becomes has the same bits whatever is generated beside it: tokens and log-probabilities.
 
+use regard::Machine;
 use regard_models::files::{KnownModel, cache_dir};
 use regard_models::generate::{
     AttentionProbe, Decoder, DecodingStrategy, Event, GRID, GeneratedToken, Request, Sampling,
@@ -287,4 +288,37 @@ fn a_prompt_cache_in_a_file_changes_nothing_but_the_time() {
         refusal(&model);
     }
     std::fs::remove_file(&path).expect("it is there");
+}
+
+/// The trace of a model has what attention reads: queries, keys and log-sum-exps that belong together, as the KV cache rounds them.
+#[test]
+fn what_is_looked_at_comes_from_the_cache() {
+    let mut model = Model::open(&stories()).expect("a model");
+    let text = "Once upon a time there was a little girl";
+    let mut first_keys = Vec::new();
+    for dtype in KvDtype::ALL {
+        model.set_kv_dtype(dtype);
+        let trace = model.look(text).expect("a trace");
+        for site in trace.sites() {
+            let layer = trace.layer(&site).expect("a layer");
+            let size = layer.data.size();
+            let map = trace.map(Machine::detect(), &site, 0..size[0], size).expect("a map");
+            for row in 0..size[0] {
+                let sum: f32 = map.row(row).iter().sum();
+                assert!((sum - 1.0).abs() < 1e-5, "{dtype:?}, {site:?}, row {row}: {sum}");
+            }
+        }
+        let LayerData::Inputs(first) = &trace.layers[0].data else { panic!("a bias or a window") };
+        first_keys.push(first.k.clone());
+        let model = model.causal_lm().expect("it continues texts");
+        let tokens = model.prompt(text).expect("tokens");
+        let mut session = model.transformer().session(&[], 1 << 20).expect("a session");
+        let mut states = [session.start(0).expect("a state")];
+        let fed = session.feed(&mut states, &[&tokens], &[tokens.len()]).expect("scores");
+        let scores = model.transformer().logits(None, &tokens).expect("scores");
+        assert!(fed == scores, "{dtype:?}: scores of a session are others");
+    }
+    for (i, dtype) in KvDtype::ALL.iter().enumerate().skip(1) {
+        assert_ne!(first_keys[0], first_keys[i], "{dtype:?}");
+    }
 }

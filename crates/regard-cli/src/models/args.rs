@@ -94,7 +94,8 @@ pub(crate) struct KvArgs {
     pub(crate) dtype: KvDtype,
 }
 
-fn kv_dtypes() -> impl TypedValueParser<Value = KvDtype> {
+/// Types of numbers of a KV cache, by name.
+pub(crate) fn kv_dtypes() -> impl TypedValueParser<Value = KvDtype> {
     let of = |name: String| KvDtype::ALL.into_iter().find(|one| one.name() == name);
     PossibleValuesParser::new(KvDtype::ALL.map(KvDtype::name))
         .map(move |name| of(name).unwrap_or_default())

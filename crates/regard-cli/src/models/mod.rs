@@ -15,11 +15,11 @@ mod translate;
 
 use crate::args::Format;
 use anyhow::Result;
-pub(crate) use args::Verb;
+pub(crate) use args::{Verb, kv_dtypes};
 pub use open::place;
 #[cfg(feature = "train")]
 pub(crate) use open::{busy, is_run, open};
-pub(crate) use open::{look, look_at_image};
+pub(crate) use open::{look, look_at_image, look_with_caches};
 pub use shipped::Shipped;
 
 pub(crate) fn run(verb: &Verb, format: Format) -> Result<()> {

@@ -9,6 +9,7 @@ use indicatif::ProgressBar;
 use regard_models::files::hub::{self, Hub};
 use regard_models::files::{KNOWN_MODELS, KnownModel, Origin, cache_dir};
 use regard_models::generate::{DecodingStrategy, Sampling};
+use regard_models::infer::KvDtype;
 use regard_models::{Image, Model};
 use regard_scope::{Trace, printable};
 use std::path::{Path, PathBuf};
@@ -137,6 +138,21 @@ pub(crate) fn look(
         [text, target] => model.look_at(text, target),
         texts => model.look(texts.first().map_or("", String::as_str)),
     })
+}
+
+/// What every head of a language model looks at in a text, with a KV cache of `f32` and with one of another type.
+pub(crate) fn look_with_caches(model: &Path, text: &Path, dtype: KvDtype) -> Result<[Trace; 2]> {
+    let text = text.to_str().ok_or_else(|| anyhow!("the text is not UTF-8"))?;
+    let texts = texts_of(&[text.into()])?;
+    let mut model = open(model)?;
+    if !matches!(model, Model::CausalLm(_)) {
+        bail!("--kv-dtype: {}: its KV cache has one type; give a language model", model.title());
+    }
+    let mut look = |dtype| {
+        model.set_kv_dtype(dtype);
+        looked(&model, |model| model.look(texts.first().map_or("", String::as_str)))
+    };
+    Ok([look(KvDtype::F32)?, look(dtype)?])
 }
 
 /// What every head of a model looks at in an image.

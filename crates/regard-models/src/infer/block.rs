@@ -149,6 +149,25 @@ impl Attention {
         Ok(heads.into_par_iter().flat_map_iter(of_head).collect())
     }
 
+    /// Keeps the norms of the values that attention was over, if the recorder takes them: those in a cache, or `[rows, heads.kv, dim]`.
+    fn record_value_norms(
+        &self,
+        cached: Cached<'_>,
+        rows: &[f32],
+        config: &StackConfig,
+        recorder: &mut Recorder,
+    ) -> Result<(), Error> {
+        if !recorder.takes_value_norms() {
+            return Ok(());
+        }
+        let values = match cached {
+            Some((cache, sequences)) => cache.values(sequences[0])?,
+            None => by_head(rows, [config.heads.kv, config.head_dim]),
+        };
+        recorder.record_value_norms(self.value_norms(&values, config)?);
+        Ok(())
+    }
+
     /// From what attention gives for some rows to the output of a panel.
     fn finish(&self, attended: &[f32], panel: &mut Panel) -> Result<(), Error> {
         let Panel { rows, output, .. } = panel;
@@ -157,14 +176,17 @@ impl Attention {
     }
 }
 
-/// From `work.q`, `work.k` and `work.v` to `work.attended`.
-fn attend(
+/// What sequences have in a cache; nothing if attention is over the rows themselves.
+type Cached<'a> = Option<(&'a LayerCache, &'a [Sequence])>;
+
+/// From `work.q`, `work.k` and `work.v` to `work.attended`. Returns what it was over.
+fn attend<'k>(
     step: &Step<'_>,
     layer: Layer<'_>,
-    keys: Keys<'_>,
+    keys: Keys<'k>,
     work: &mut Workspace,
     recorder: &mut Recorder,
-) -> Result<(), Error> {
+) -> Result<Cached<'k>, Error> {
     let StackConfig { head_dim: dim, heads, .. } = *step.config;
     let Workspace { q, k, v, attended, lse, scratch, narrow, .. } = work;
     lse.resize(q.len() / dim, 0.0);
@@ -196,15 +218,19 @@ fn attend(
             let work = (&mut out[..], &mut lse[..], &*scratch);
             over_cache(step, layer, queries, (cache, sequences), work, recorder)?;
             widen_into(out, attended);
+            if recorder.is_on() {
+                // As attention has read them.
+                widen_into(queries, q);
+            }
         }
     }
     if recorder.is_on() {
         let problem =
             |q: &View<'_, f32>, k: &View<'_, f32>| layer.problem(step, Problem::new(q, k, k));
-        let source = sequences.map(|(cache, sequences)| (cache, sequences[0]));
-        recorder.record([q, k, lse], source, step.config, layer.is_causal, problem)?;
+        let cached = sequences.map(|(cache, sequences)| (cache, sequences[0]));
+        recorder.record([q, k, lse], cached, step.config, layer.is_causal, problem)?;
     }
-    Ok(())
+    Ok(sequences)
 }
 
 /// Attention of queries over what their sequences have in a cache.
@@ -476,11 +502,8 @@ impl Block {
             self.attention.project(step, rotations, true, (&mut part, &panel.rows))
         })?;
         let layer = Layer { mask: &self.mask, is_causal: self.is_causal, own: true };
-        attend(step, layer, keys.unwrap_or(Keys::Rows), work, recorder)?;
-        if recorder.takes_value_norms() {
-            let values = by_head(&work.v, [config.heads.kv, config.head_dim]);
-            recorder.record_value_norms(self.attention.value_norms(&values, config)?);
-        }
+        let cached = attend(step, layer, keys.unwrap_or(Keys::Rows), work, recorder)?;
+        self.attention.record_value_norms(cached, &work.v, config, recorder)?;
         let cross = self.cross.as_ref().zip(source);
         let read = cross.as_ref().map(|(cross, _)| *cross);
         work.each_part(x, config, |mut part, panel| {
@@ -497,16 +520,9 @@ impl Block {
         })?;
         let Some(((cross, norms), source)) = cross else { return Ok(()) };
         let layer = Layer { mask: &Mask::full(), is_causal: false, own: false };
-        let values = match &source {
-            Keys::Read(cache, sequences) if recorder.takes_value_norms() => {
-                Some(cache.values(sequences[0])?)
-            }
-            _ => None,
-        };
-        recorder.over_source(|recorder| attend(step, layer, source, work, recorder))?;
-        if let Some(values) = values {
-            recorder.record_value_norms(cross.value_norms(&values, config)?);
-        }
+        let cached =
+            recorder.over_source(|recorder| attend(step, layer, source, work, recorder))?;
+        cross.record_value_norms(cached, &work.v, config, recorder)?;
         work.each_part(x, config, |Part { x, attended, .. }, panel| {
             cross.finish(attended, panel)?;
             norms.after(x, config, &mut panel.output);

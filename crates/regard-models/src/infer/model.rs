@@ -1,11 +1,11 @@
 //! A Transformer for inference: weights as they are stored, no gradients.
 
 use super::block::Role;
-use super::cache::KvDtype;
+use super::cache::{KvDtype, LayerCache};
 use super::layers::{Linear, Norm, project};
 use super::ops::{self, each_row};
 use super::record::Recorder;
-use super::session::Session;
+use super::session::{Session, caches};
 use super::stack::{Caches, Packed, Part, Stack};
 use super::work::Workspace;
 use crate::error::Error;
@@ -13,6 +13,7 @@ use crate::files::{
     Architecture, Config, DenseActivation, DenseConfig, HeadConfig, Pooling, TransformerConfig,
     Weights,
 };
+use regard::cache::PAGE;
 use regard_matmul::{Isa, Matrix, Rows, multiply};
 use regard_scope::Layer;
 use std::sync::Arc;
@@ -96,7 +97,7 @@ impl Transformer {
         &self.config
     }
 
-    /// Sets the type of numbers in the KV caches of sessions. [`look`](Self::look) and [`logits`](Self::logits) use `f32` always.
+    /// Sets the type of numbers in the KV caches: of sessions, and of a decoder alone in [`look`](Self::look) and [`logits`](Self::logits).
     pub fn set_kv_dtype(&mut self, dtype: KvDtype) {
         self.kv_dtype = dtype;
     }
@@ -147,10 +148,18 @@ impl Transformer {
                 let why = "missing; a model with an encoder reads a source";
                 return Err(Error::format("source", why));
             }
-            (Some(stack), None, _) => (
-                stack,
-                stack.forward(&rows, None, &mut work, &mut recorder, ("decoder", "target"))?,
-            ),
+            (Some(stack), None, _) => {
+                // One of `f32` would hold the rows themselves.
+                let mut own = match self.kv_dtype {
+                    KvDtype::F32 => Vec::new(),
+                    dtype => caches(stack, PAGE, (usize::MAX >> 8, dtype))?,
+                };
+                let start = |cache: &mut LayerCache| Ok(vec![cache.start()?]);
+                let sequences = own.iter_mut().map(start).collect::<Result<Vec<_>, Error>>()?;
+                let caches = Caches { own: &mut own, sequences: &sequences, source: None };
+                let axes = ("decoder", "target");
+                (stack, stack.forward(&rows, Some(caches), &mut work, &mut recorder, axes)?)
+            }
             (None, Some(stack), _) => (
                 stack,
                 stack.forward(&rows, None, &mut work, &mut recorder, ("encoder", "source"))?,

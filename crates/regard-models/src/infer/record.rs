@@ -99,11 +99,11 @@ impl Recorder {
         Ok(())
     }
 
-    /// Keeps a call: `q [rows, heads, dim]`, `k [rows, heads, dim]` unless it is that of a `source`, and `lse [heads, rows]`.
+    /// Keeps a call: `q [rows, heads, dim]`, `k [rows, heads, dim]` unless it is what a sequence has in a cache, and `lse [heads, rows]`.
     pub(super) fn record<'p>(
         &mut self,
         [q, k, lse]: [&[f32]; 3],
-        source: Option<(&LayerCache, Sequence)>,
+        cached: Option<(&LayerCache, Sequence)>,
         config: &StackConfig,
         is_causal: bool,
         problem: impl Fn(&View<'_, f32>, &View<'_, f32>) -> Problem<'p, f32>,
@@ -111,7 +111,7 @@ impl Recorder {
         let Place { layer, kind, axes: [rows, cols] } = self.place;
         let (heads, dim) = (config.heads, config.head_dim);
         let q = by_head(q, [heads.q, dim]);
-        let k = match source {
+        let k = match cached {
             Some((cache, sequence)) => cache.keys(sequence)?,
             None => by_head(k, [heads.kv, dim]),
         };
@@ -120,8 +120,8 @@ impl Recorder {
         let queries = View::bhsd(&q, [1, heads.q, q_len, dim])?;
         let keys = View::bhsd(&k, [1, heads.kv, k_len, dim])?;
         let problem = problem(&queries, &keys);
-        // A window that reaches over all keys is none.
-        let is_wide = source.is_some() || config.layers[layer].window.is_none_or(|n| n >= k_len);
+        // A window that reaches over all keys is none; a source has none.
+        let is_wide = kind == "cross" || config.layers[layer].window.is_none_or(|n| n >= k_len);
         let mask = match (is_wide, is_causal) {
             (true, true) => Mask::causal(),
             (true, false) => Mask::full(),

@@ -168,7 +168,8 @@ impl<'a> Session<'a> {
     }
 }
 
-fn caches(
+/// Empty caches for the layers of a decoder.
+pub(super) fn caches(
     decoder: &Stack,
     page: usize,
     (budget, dtype): (usize, KvDtype),
