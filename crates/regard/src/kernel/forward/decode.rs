@@ -17,9 +17,7 @@ use crate::kernel::key_blocks::{KeyBlock, KeyBlocks, SparseKey};
 use crate::kernel::lanes::multiply_tile;
 use crate::kernel::micro::RowBuffer;
 use crate::kernel::softmax::{SoftmaxTile, State, States, exp_and_sum_row, update_max};
-use crate::machine::simd::{
-    Any, Element, GROUP, Isa, Lanes, Number, Simd, Visitor, each, leaf, map_any,
-};
+use crate::machine::simd::{Any, Element, GROUP, Isa, Lanes, Number, Simd, Visitor, leaf, map_any};
 use crate::tensor::cache::QuantizedHead;
 use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, Keys, RowMask, Scope, Span, lane_range};
 use crate::tensor::source::{Head, Heads, KvHead};
