@@ -39,7 +39,8 @@ regard.hf.register()
 @contextlib.contextmanager
 def _instead_of_sdpa():
     """Models that are loaded for "sdpa" get "regard"."""
-    load = PreTrainedModel.from_pretrained
+    # The class method itself: as an attribute it would be bound to this class, and stay so for its subclasses when it is put back.
+    load = vars(PreTrainedModel)["from_pretrained"]
 
     @classmethod
     def loaded(cls, *args, **kwargs):
