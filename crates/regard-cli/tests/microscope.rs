@@ -167,7 +167,7 @@ fn types_of_kv_caches_are_compared() {
         each.fold(0.0, f64::max)
     };
     let [exact, half, eight] = ["f32", "bf16", "fp8_e4m3"].map(cost);
-    assert!(exact < 1e-9 && half > exact && eight > half && eight < 0.1, "{exact} {half} {eight}");
+    assert!(exact < 1e-9 && half > exact && eight > half && eight < 0.2, "{exact} {half} {eight}");
     let output = folder.regard("diff zh-en text --kv-dtype int8");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && error.contains("give a language model"), "{error}");
