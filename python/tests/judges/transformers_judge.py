@@ -15,6 +15,7 @@ import unittest
 import pytest
 import transformers
 from transformers import PreTrainedModel
+from transformers.testing_utils import is_flaky
 
 import regard.hf
 
@@ -66,6 +67,8 @@ def pytest_configure(config):
 
 
 def _equivalence(side):
+    # As those for FlashAttention: inputs are random, and in bf16 a token on the edge between two experts of a mixture takes either.
+    @is_flaky()
     def test(self):
         # The second run is the comparison of a failed test, see `_judged`.
         self.flash_attn_inference_equivalence(attn_implementation="sdpa" if _comparing else "regard", padding_side=side)
