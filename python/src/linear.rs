@@ -2,7 +2,7 @@
 
 use crate::array::{Array, OwnedArray, by_type, refused};
 use crate::attention::{own, tensor};
-use crate::options::{ArrayElement, Call, Described};
+use crate::options::{Call, Described};
 use crate::states::AnyState;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
