@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = "bench/record/emerald-rapids-2-cores"
+FOLDER = "bench/record"
 FEATURES = "bench/features.json"
 LAB = "bench/record/lab/lab.jsonl"
-SUITE = "suite.jsonl"
-OTHERS = "other-functions.jsonl"
-ROOFLINE = "roofline.jsonl"
-LOOKS = "looks.jsonl"
+SUITE = "emerald-rapids-2-cores/suite.jsonl"
+OTHERS = "emerald-rapids-2-cores/other-functions.jsonl"
+ROOFLINE = "emerald-rapids-2-cores/roofline.jsonl"
+LOOKS = "emerald-rapids-2-cores/looks.jsonl"
+# Of a machine without AMX.
+CACHES = "avx512-2-cores/caches.jsonl"
 ARCHITECTURES = "bench/record/architectures.jsonl"
 JUDGES = "bench/record/judges"
 # As python/tests/judges/run.py has them.
@@ -130,9 +132,9 @@ PAGES = [
 
 
 def rows(record: str) -> list[dict[str, Any]]:
-    """All that a record holds, each row with the name of the record."""
+    """All that a record holds."""
     lines = (ROOT / FOLDER / record).read_text(encoding="utf-8").splitlines()
-    return [{**json.loads(line), "record": record} for line in lines]
+    return [json.loads(line) for line in lines]
 
 
 def family(name: str) -> list[dict[str, Any]]:
@@ -204,22 +206,30 @@ def kernels(name: str) -> Callable[[Page], list[str]]:
     """All cases of a family beside every engine that was measured in one of them."""
 
     def make(page: Page) -> list[str]:
-        chosen = family(name)
-        engines = [engine for engine in ENGINES if any(compared(row, engine) for row in chosen)]
-        lines = []
-        for row in chosen:
-            cells = []
-            for engine in engines:
-                one = (compared(row, engine) or [None])[0]
-                form = f", {one['form']}" if one and engine in ("torch", "vllm") and one["form"] not in ("default", "vllm") else ""
-                cells.append(f"{ratio(one)}{form}" if one else "")
-            torch = (compared(row, "torch") or [{}])[0]
-            taken = " / ".join(filter(None, [memory(row["extra_rss_mb"]), memory(torch.get("extra_rss_mb"))]))
-            lines.append([f"`{row['case']}`", time(row["median_ms"]), f"{row['of_roofline']:.2f}", *cells, taken])
-        heads = ["case", "Regard", "of the roofline", *(ENGINES[engine] for engine in engines), "MiB"]
-        return [*said(page, SUITE, chosen), *table(heads, lines)]
+        return beside_engines(page, SUITE, family(name))
 
     return make
+
+
+def caches(page: Page) -> list[str]:
+    return beside_engines(page, CACHES, rows(CACHES))
+
+
+def beside_engines(page: Page, record: str, chosen: list[dict[str, Any]]) -> list[str]:
+    """Cases of a record beside every engine that was measured in one of them."""
+    engines = [engine for engine in ENGINES if any(compared(row, engine) for row in chosen)]
+    lines = []
+    for row in chosen:
+        cells = []
+        for engine in engines:
+            one = (compared(row, engine) or [None])[0]
+            form = f", {one['form']}" if one and engine in ("torch", "vllm") and one["form"] not in ("default", "vllm") else ""
+            cells.append(f"{ratio(one)}{form}" if one else "")
+        torch = (compared(row, "torch") or [{}])[0]
+        taken = " / ".join(filter(None, [memory(row["extra_rss_mb"]), memory(torch.get("extra_rss_mb"))]))
+        lines.append([f"`{row['case']}`", time(row["median_ms"]), f"{row['of_roofline']:.2f}", *cells, taken])
+    heads = ["case", "Regard", "of the roofline", *(ENGINES[engine] for engine in engines), "MiB"]
+    return [*said(page, record, chosen), *table(heads, lines)]
 
 
 def said(page: Page, record: str, chosen: list[dict[str, Any]]) -> list[str]:
@@ -409,6 +419,7 @@ TABLES: dict[str, Callable[[Page], list[str]]] = {
     "others": others,
     "roofline": roofline,
     "looks": looks,
+    "caches": caches,
     "models": whole,
     "inference": inference,
     "architectures": architectures,
