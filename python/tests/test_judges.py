@@ -92,7 +92,13 @@ import unittest
 from tests.test_modeling_common import ModelTesterMixin
 import transformers_judge
 
+class Model:
+    _supports_attention_backend = True
+
+
 class OneModelTest(ModelTesterMixin, unittest.TestCase):
+    all_model_classes = (Model,)
+
     def setUp(self):
         self.fresh = True
 
@@ -114,6 +120,17 @@ class OneModelTest(ModelTesterMixin, unittest.TestCase):
 
     def test_eager_matches_sdpa_inference_3(self):
         raise (KeyError if transformers_judge._comparing else ValueError)("one")
+
+
+class OwnAttention:
+    _supports_attention_backend = False
+
+
+class OwnAttentionTest(unittest.TestCase):
+    all_model_classes = (OwnAttention,)
+
+    def test_eager_matches_sdpa_inference_4(self):
+        raise KeyError("regard")
 """
 
 
@@ -130,7 +147,9 @@ def test_only_the_same_error_with_sdpa_does_not_apply(monkeypatch, tmp_path):
         "test_eager_matches_sdpa_inference_2", "test_eager_matches_sdpa_inference_3", "test_regard_inference_equivalence_right_padding",
     ]  # fmt: skip
     # Without a call of Regard, also a test that passes does not apply.
-    assert names["not applicable"] == ["test_eager_matches_sdpa_inference_1", "test_regard_inference_equivalence_left_padding"]
+    assert names["not applicable"] == [
+        "test_eager_matches_sdpa_inference_1", "test_eager_matches_sdpa_inference_4", "test_regard_inference_equivalence_left_padding",
+    ]  # fmt: skip
     assert found["passed"] == 1 and found["groups"].keys() == {"one"}
 
 
