@@ -32,6 +32,7 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -731,12 +732,17 @@ def _ray(work: _Work, shards: List[Shard], workers: Optional[int]) -> Iterator[_
 
     if not ray.is_initialized():
         ray.init()
-    run = ray.remote(num_cpus=_threads(work), max_retries=10, retry_exceptions=False)(_run)
+    threads, largest = _threads(work), max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
+    if largest < threads:
+        # No error: an autoscaler may add such a node.
+        message = f"the task has threads={threads}, and the largest node of the cluster {largest:g} CPUs; shards wait for a larger node"
+        warnings.warn(f"{message}: give the task threads={max(1, int(largest))}, or add one", stacklevel=3)
+    run = ray.remote(num_cpus=threads, max_retries=10, retry_exceptions=False)(_run)
     own, left, pending = ray.put(work), iter(shards), {}
     try:
         while True:
             # Two for each processor that the cluster has now, so that none waits for the driver.
-            limit = workers or max(2, 2 * int(ray.cluster_resources().get("CPU", 1)) // _threads(work))
+            limit = workers or max(2, 2 * int(ray.cluster_resources().get("CPU", 1)) // threads)
             for shard in left:
                 pending[run.remote(own, shard)] = shard
                 if len(pending) >= limit:

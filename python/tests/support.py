@@ -92,6 +92,10 @@ class Logged:
     def error(self) -> str:
         return self.task.error
 
+    @property
+    def threads(self) -> Optional[int]:
+        return self.task.threads
+
     def settings(self) -> Dict[str, Any]:
         return self.task.settings()
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,11 @@ def test_a_worker_of_ray_that_is_killed_costs_nothing_but_its_shard(source, tmp_
         thread.start()
         report = job.run("ray")
         thread.join()
+        # Shards of a task that no node can take would wait without a word.
+        large = jobs.Job(str(source), str(tmp_path / "large"), batch.Translate("zh-en", threads=3), rows_per_shard=25)
+        with warnings.catch_warnings(), pytest.raises(UserWarning, match="threads=3, and the largest node of the cluster 2 CPUs.*give the task threads=2"):
+            warnings.simplefilter("error")
+            large.run("ray")
     finally:
         ray.shutdown()
     found = job.verify()
