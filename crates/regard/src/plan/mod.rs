@@ -165,8 +165,9 @@ struct ItemClass {
 const PART_KEYS: usize = 4096;
 
 /// Rows of a head that are decoded over any number of keys, and over long keys: draft tokens. More rows over few keys are short sequences, of
-/// which there are many, and which are trained: their rows fill the lanes better, and their backward pass may use AMX.
-const DECODE_MAX_QUERIES: [usize; 2] = [4, 16];
+/// which there are many, and which are trained: their rows fill the lanes better, and their backward pass may use AMX. Over 32,768 keys on
+/// AVX-512, 32/8 heads of d 128, 8 rows decoded take 0.78 of the time with rows in the lanes, 16 rows 1.5 times as long.
+const DECODE_MAX_QUERIES: [usize; 2] = [4, 8];
 /// Keys from which on they are long.
 const DECODE_LONG_KEYS: usize = 1024;
 
@@ -411,7 +412,8 @@ impl Schedule {
         let parted = q_len <= TILE_ROWS && !diagonal && !listed && k_len >= 2 * PART_KEYS;
         // Rows that are decoded together: all, or those that have a list of keys in common.
         let together = problem.mask.row_block().map_or(q_len, |block| block.clamp(1, q_len.max(1)));
-        let most = DECODE_MAX_QUERIES[usize::from(listed || k_len >= DECODE_LONG_KEYS)];
+        let most = DECODE_MAX_QUERIES[usize::from(k_len >= DECODE_LONG_KEYS)];
+        let most = if listed { DECODE_MAX_ROWS } else { most };
         let decode = !diagonal && together <= most && problem.is_dot() && problem.is_softmax();
         let decode = if decode { decode_heads(&problem.mask, heads, together) } else { None };
         let rows = match decode {
