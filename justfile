@@ -49,7 +49,7 @@ fuzz target seconds="60":
 
 # The same under the address sanitizer; needs a nightly toolchain and cargo-fuzz
 asan target seconds="60":
-    cargo +nightly fuzz run {{target}} -- -max_total_time={{seconds}} -len_control=0 -max_len=400
+    cargo +nightly fuzz run {{target}} -- -max_total_time={{seconds}} -timeout=60 -len_control=0 -max_len=400
 
 # The case table against the definition, in release, on this machine
 table:

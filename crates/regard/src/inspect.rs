@@ -223,9 +223,7 @@ impl<'a, N: Number> AttentionView<'a, N> {
     /// The pairs that another mask leaves visible alone; other weights are left out, and those that remain are not normalized
     /// again. Costs what these pairs cost.
     pub fn mask(&self, mask: Mask) -> Result<Self, Error> {
-        let dims = self.problem.dims();
-        let len = |item| [self.problem.q_len(item), self.problem.k_len(item)];
-        mask.check([dims.batch, dims.heads.q, dims.q_len, dims.k_len], &len)?;
+        self.problem.check_mask(&mask)?;
         Ok(Self { mask: self.mask.clone().and(mask), ..self.clone() })
     }
 

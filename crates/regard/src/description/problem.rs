@@ -590,7 +590,15 @@ impl<'a, E: Element> Problem<'a, E> {
         }
         let scores = [q.batch, q.heads, q.len, k.len];
         self.score.check(scores)?;
-        self.mask.check(scores, &|item| [self.q_len(item), self.k_len(item)])
+        self.check_mask(&self.mask)
+    }
+
+    /// Whether a mask fits the scores. What is the same for all items is looked at once: a batch of empty tensors may be of any size.
+    pub(crate) fn check_mask(&self, mask: &Mask) -> Result<(), Error> {
+        let Dims { batch, heads, q_len, k_len, .. } = self.dims();
+        let items = if self.has_items_alike() { batch.min(1) } else { batch };
+        let len = |item| [self.q_len(item), self.k_len(item)];
+        mask.check([batch, heads.q, q_len, k_len], items, &len)
     }
 }
 

@@ -30,6 +30,18 @@ fn axis(axis: &'static str, left: (&'static str, usize), right: (&'static str, u
     Error::Axis { axis, left, right }
 }
 
+/// Where tensors are empty, a batch of any size is as good as another: nothing may walk over its items.
+#[test]
+fn a_huge_batch_of_empty_tensors_takes_no_time() {
+    let lists = KeyLists::new::<[usize; 0]>(&[], [1, 1, 0]).unwrap();
+    for mask in [Mask::causal(), Mask::tree(&[]), Mask::keys(lists)] {
+        let empty = shape([1 << 40, 1, 0, 1]);
+        let problem = Problem::<f32>::of_shapes(empty, empty, empty).mask(mask);
+        let plan = Plan::new(problem.clone(), Machine::detect()).unwrap();
+        assert_eq!(plan.work().pairs, 0);
+    }
+}
+
 #[test]
 fn tensors_that_disagree_are_errors() {
     let check = |q, k, v, expected: Error, words: &[&str]| {

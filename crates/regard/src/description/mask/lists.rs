@@ -78,10 +78,11 @@ impl KeyLists {
         [self.shape[0] > 1, self.shape[1] > 1]
     }
 
-    /// `len`: the numbers of queries and of keys of an item.
+    /// See [`Mask::check`](super::Mask::check).
     pub(super) fn check(
         &self,
         [batch, heads]: [usize; 2],
+        items: usize,
         len: &dyn Fn(usize) -> [usize; 2],
     ) -> Result<(), Error> {
         let [own_batch, own_heads, lists] = self.shape;
@@ -97,10 +98,7 @@ impl KeyLists {
             let own = own_heads.saturating_mul(self.head_block);
             Error::unless_same("heads", ("the key lists", own), ("the scores", heads))?;
         }
-        for item in 0..batch {
-            if own_batch == 1 && item > 0 && len(item) == len(item - 1) {
-                continue; // the same lists
-            }
+        for item in 0..if own_batch == 1 { items } else { batch } {
             let [q_len, k_len] = len(item);
             if q_len > 0 {
                 let blocks = ("the queries, in blocks", q_len.div_ceil(self.row_block));

@@ -576,10 +576,12 @@ impl Mask {
         }
     }
 
-    /// Validates the mask for scores of shape `[batch, heads.q, q_len, k_len]`; `len` has the numbers of queries and keys of an item.
+    /// Validates the mask for scores of shape `[batch, heads.q, q_len, k_len]`; `len` has the numbers of queries and keys of an item,
+    /// and the first `items` have all that there are.
     pub(crate) fn check(
         &self,
         scores: [usize; 4],
+        items: usize,
         len: &dyn Fn(usize) -> [usize; 2],
     ) -> Result<(), Error> {
         let [batch, heads, q_len, k_len] = scores;
@@ -631,12 +633,13 @@ impl Mask {
                     let expected = (batch, "one for each item of the batch");
                     return Err(Error::Count { option: "tree", expected, found: trees.len() });
                 }
-                (0..batch).try_for_each(|item| of_batch(trees, item).check(len(item)))
+                let items = if trees.len() == 1 { items } else { batch };
+                (0..items).try_for_each(|item| of_batch(trees, item).check(len(item)))
             }
-            Rule::Lists(lists) => lists.check([batch, heads], len),
+            Rule::Lists(lists) => lists.check([batch, heads], items, len),
             Rule::And(pair) | Rule::Or(pair) => {
-                pair.0.check(scores, len)?;
-                pair.1.check(scores, len)
+                pair.0.check(scores, items, len)?;
+                pair.1.check(scores, items, len)
             }
         }
     }
