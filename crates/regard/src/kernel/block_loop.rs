@@ -191,7 +191,7 @@ impl<N: Number> BlockLoop<N> {
 pub(crate) fn prefetch_row<N: Number>(head: KvHead<'_, N>, i: usize) {
     match head {
         KvHead::Elements(head) => each!(head, head => prefetch_l1(head.row(i))),
-        KvHead::Quantized(head) => prefetch_l1(head.run(i, 1).0),
+        KvHead::Quantized(head) => prefetch_l1(head.run(i, 1).codes.data),
     }
 }
 

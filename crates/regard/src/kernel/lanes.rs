@@ -18,12 +18,6 @@ pub(crate) fn prefetch_l1<T>(row: &[T]) {
     lines(row).for_each(|x| simd::prefetch_l1(x));
 }
 
-/// The same, of a row that is needed later.
-#[inline(always)]
-pub(crate) fn prefetch_l2<T>(row: &[T]) {
-    lines(row).for_each(|x| simd::prefetch_l2(x));
-}
-
 /// One element of each cache line of a row.
 #[inline(always)]
 fn lines<T>(row: &[T]) -> impl Iterator<Item = &T> {
@@ -31,7 +25,7 @@ fn lines<T>(row: &[T]) -> impl Iterator<Item = &T> {
 }
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 
 /// The rows of a block: where they lie if they are neighbours and need no widening, else copied into `copies`.
 pub(crate) fn fetch<'r, 'c: 'r, N: Number>(
@@ -55,7 +49,7 @@ pub(crate) fn fetch<'r, 'c: 'r, N: Number>(
         KvHead::Elements(rows) => {
             N::visit(rows, WidenRows { isa, keys, step: 1, len, stride: dim, to });
         }
-        KvHead::Quantized(head) => dequantize(isa, head, (keys, len), 0..dim, to),
+        KvHead::Quantized(head) => dequantize(isa, head, (keys, len), to),
     }
     Rows { data: &copies[..len * dim], stride: dim, len, dim }
 }

@@ -1,24 +1,23 @@
 //! Decoding: few rows, many keys. Features stand in the vectors here, and all query heads that one key head serves are done
 //! together, so that every key and value comes from memory once, is widened in registers, and is used for all of them.
 //!
-//! Cost: the time to read keys and values. Those in 8 bits become numbers in the first cache, a few rows or features at a time, which the
-//! same products read. What a mask or a score makes of a tile is the same code as for many rows; only
-//! the two products differ: on vectors (`decode_vectors.rs`) or on AMX (`decode_amx.rs`).
+//! Cost: the time to read keys and values. What a mask or a score makes of a tile is the same code as for many rows; only the two
+//! products differ: on vectors (`decode_vectors.rs`), which reads those in 8 bits too, or on AMX (`decode_amx.rs`).
 
 use super::Forward;
+use super::decode_vectors::{PARTIAL, ROWS};
 use crate::description::mask::Run;
 use crate::description::problem::Problem;
 use crate::kernel::amx::{AmxDecodeScratch, Sizes};
 use crate::kernel::block_loop::{
     Call, DECODE_MAX_ROWS, KeyRange, apply_mask, mask_within, prefetch_row,
 };
-use crate::kernel::dequantize::{dequantize, prefetch_rows};
 use crate::kernel::key_blocks::{KeyBlock, KeyBlocks, SparseKey};
 use crate::kernel::lanes::multiply_tile;
 use crate::kernel::micro::RowBuffer;
 use crate::kernel::softmax::{SoftmaxTile, State, States, exp_and_sum_row, update_max};
 use crate::machine::simd::{Any, Element, GROUP, Isa, Lanes, Number, Simd, Visitor, leaf, map_any};
-use crate::tensor::cache::QuantizedHead;
+use crate::tensor::cache::{CodeRows, QuantizedHead};
 use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, Keys, RowMask, Scope, Span, lane_range};
 use crate::tensor::source::{Head, Heads, KvHead};
 use crate::tensor::view::{Rows, RowsOf};
@@ -41,8 +40,6 @@ pub(crate) struct DecodeScratch<N> {
     factors: Vec<Lanes<N>>,
     /// Rows of a block that lie in two pages.
     copies: [Copies<N>; 2],
-    /// Some rows of 8 bits as numbers.
-    numbers: Vec<N>,
     /// For products on tiles.
     pub(crate) amx: Option<AmxDecodeScratch>,
 }
@@ -51,6 +48,8 @@ pub(crate) struct DecodeScratch<N> {
 #[derive(Debug)]
 pub(crate) struct DecodeRows<N> {
     pub(crate) q: RowBuffer<N>,
+    /// The same for products on vectors: a row for four of them, 16 features of each side by side.
+    pub(crate) q_parts: RowBuffer<N>,
     pub(crate) sums: RowBuffer<N>,
     pub(crate) count: usize,
     /// Lanes of a key: a power of two, at most [`DECODE_MAX_ROWS`].
@@ -67,8 +66,8 @@ pub(crate) trait Products<N: Number> {
         &mut self,
         isa: Isa,
         rows: &DecodeRows<N>,
-        keys: AnyRows<'_, N>,
-        next_rows: AnyRows<'_, N>,
+        keys: BlockRows<'_, N>,
+        next_rows: BlockRows<'_, N>,
         to: &mut [N],
     );
 
@@ -81,11 +80,9 @@ pub(crate) trait Products<N: Number> {
 
 /// Values of a block, and what they are multiplied by.
 pub(crate) struct Weighted<'t, N: Number> {
-    pub(crate) values: AnyRows<'t, N>,
-    /// The first of their features among those of the sums.
-    pub(crate) first_feature: usize,
+    pub(crate) values: BlockRows<'t, N>,
     /// Rows that are needed next.
-    pub(crate) next_rows: AnyRows<'t, N>,
+    pub(crate) next_rows: BlockRows<'t, N>,
     /// `[key][row]`
     pub(crate) weights: &'t [N],
     /// Which rows see each key, unless all see all of them: a key that a row does not see is left out of its sum.
@@ -134,12 +131,12 @@ impl<N: Number> DecodeScratch<N> {
         };
         let each = if problem.treats_rows_alike() { served } else { 1 };
         let head_groups = (0..served).step_by(each.max(1)).map(|h| head_group(h..h + each));
-        let (q, sums) = (
-            RowBuffer::new(DECODE_MAX_ROWS, dims.qk_dim),
-            RowBuffer::new(DECODE_MAX_ROWS, dims.v_dim),
-        );
+        let q = RowBuffer::new(DECODE_MAX_ROWS, dims.qk_dim);
+        let parts = dims.qk_dim.div_ceil(PARTIAL) * PARTIAL;
+        let q_parts = RowBuffer::new(DECODE_MAX_ROWS / ROWS, ROWS * parts);
+        let sums = RowBuffer::new(DECODE_MAX_ROWS, dims.v_dim);
         Self {
-            rows: DecodeRows { q, sums, count: 0, width: 1 },
+            rows: DecodeRows { q, q_parts, sums, count: 0, width: 1 },
             heads: served,
             runs: Vec::new(),
             sparse: Vec::new(),
@@ -147,7 +144,6 @@ impl<N: Number> DecodeScratch<N> {
             dots: vec![N::zero(); BLOCK_KEYS * DECODE_MAX_ROWS],
             factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
             copies: [Copies::default(), Copies::default()],
-            numbers: Vec::new(),
             amx: tiles.map(AmxDecodeScratch::new),
         }
     }
@@ -251,12 +247,12 @@ impl<N: Number> DecodeScratch<N> {
                         prefetch_row(k, *key);
                         prefetch_row(v, *key);
                     }
-                    BlockRows::Elements(Any::Own(Rows::none()))
+                    BlockRows::none()
                 }
             };
             let keys = rows_of(k, &block, &mut key_copies);
             let values = rows_of(v, &block, &mut value_copies);
-            self.dots(isa, products, [keys, values]);
+            products.dots(isa, &self.rows, keys, values, &mut self.dots);
             for b in 0..self.head_groups.len() {
                 self.head_groups[b].look(&block, rows.count);
                 self.exp_and_sum(isa, call.problem, HeadRows { scope, rows }, b, &block);
@@ -264,68 +260,13 @@ impl<N: Number> DecodeScratch<N> {
             let mut rescale = [N::one(); DECODE_MAX_ROWS];
             let mut visible = [RowMask::MAX; BLOCK_KEYS];
             let hidden = self.gather(rows.count, n, &mut rescale, &mut visible);
-            let visible = hidden.then_some(&visible[..n]);
-            self.add(isa, products, [values, next], (visible, &rescale));
+            let (weights, visible) = (&self.dots[..], hidden.then_some(&visible[..n]));
+            let rescale = &rescale;
+            let work = Weighted { values, next_rows: next, weights, visible, rescale };
+            products.add(isa, &mut self.rows, work);
         }
         (self.runs, self.sparse) = (runs, sparse);
         self.copies = [key_copies, value_copies];
-    }
-
-    /// The dot products of a block, while its values are asked for.
-    fn dots(
-        &mut self,
-        isa: Isa,
-        products: &mut impl Products<N>,
-        [keys, values]: [BlockRows<'_, N>; 2],
-    ) {
-        let Self { rows, dots, numbers, .. } = self;
-        let (head, block, n) = match keys {
-            BlockRows::Elements(keys) => {
-                return products.dots(isa, rows, keys, values.elements(), dots);
-            }
-            BlockRows::Quantized(head, block, n) => (head, block, n),
-        };
-        let dim = head.dim;
-        for first in (0..n).step_by(QUANTIZED_KEYS) {
-            let len = QUANTIZED_KEYS.min(n - first);
-            values.prefetch(first..first + len, n);
-            let numbers = at_least(numbers, len * dim);
-            dequantize(isa, head, (block.skip(first), len), 0..dim, numbers);
-            let keys = Any::Own(Rows { data: numbers, stride: dim, len, dim });
-            let to = &mut dots[first * rows.width..];
-            products.dots(isa, rows, keys, Any::Own(Rows::none()), to);
-        }
-    }
-
-    /// Adds the values of a block, while the next keys are asked for.
-    fn add<'w>(
-        &'w mut self,
-        isa: Isa,
-        products: &mut impl Products<N>,
-        [values, next]: [BlockRows<'w, N>; 2],
-        (visible, rescale): (Option<&'w [RowMask]>, &'w [N; DECODE_MAX_ROWS]),
-    ) {
-        let Self { rows, dots, numbers, .. } = self;
-        let weights = &dots[..];
-        let (head, block, len) = match values {
-            BlockRows::Elements(values) => {
-                let (first_feature, next_rows) = (0, next.elements());
-                let work = Weighted { values, first_feature, next_rows, weights, visible, rescale };
-                return products.add(isa, rows, work);
-            }
-            BlockRows::Quantized(head, block, len) => (head, block, len),
-        };
-        for first_feature in (0..head.dim).step_by(QUANTIZED_FEATURES) {
-            let dim = QUANTIZED_FEATURES.min(head.dim - first_feature);
-            let features = first_feature..first_feature + dim;
-            next.prefetch(features.clone(), head.dim);
-            let numbers = at_least(numbers, len * dim);
-            dequantize(isa, head, (block, len), features, numbers);
-            let values = Any::Own(Rows { data: numbers, stride: dim, len, dim });
-            let next_rows = Any::Own(Rows::none());
-            let work = Weighted { values, first_feature, next_rows, weights, visible, rescale };
-            products.add(isa, rows, work);
-        }
     }
 
     /// The weights of all head_groups side by side, what their sums are multiplied by and, if that is not all, what they see.
@@ -592,41 +533,32 @@ struct Copies<N> {
     own: Vec<N>,
     f16: Vec<f16>,
     bf16: Vec<bf16>,
+    codes: Vec<u8>,
+    scales: Vec<f32>,
 }
-
-/// Rows of 8 bits whose dot products are computed at a time: 8 KiB of numbers for 128 features.
-const QUANTIZED_KEYS: usize = 16;
-/// Features of values of 8 bits that are summed at a time: 16 KiB of numbers for a block of keys. The sum of a feature is over the whole
-/// block, as it is for elements, so that it has the same bits.
-const QUANTIZED_FEATURES: usize = 64;
 
 /// Rows of a block.
 #[derive(Clone, Copy, Debug)]
-enum BlockRows<'r, N: Number> {
+pub(crate) enum BlockRows<'r, N: Number> {
     Elements(AnyRows<'r, N>),
-    /// Still in 8 bits: the first of these keys, so many.
-    Quantized(QuantizedHead<'r>, Keys<'r>, usize),
+    Codes(CodeRows<'r>),
 }
 
 impl<'r, N: Number> BlockRows<'r, N> {
-    /// None of those that are in 8 bits.
-    fn elements(&self) -> AnyRows<'r, N> {
-        match self {
-            Self::Elements(rows) => *rows,
-            Self::Quantized(..) => Any::Own(Rows::none()),
-        }
+    fn none() -> Self {
+        Self::Elements(Any::Own(Rows::none()))
     }
 
-    /// Asks for the parts of `n` of rows that are in 8 bits. Gathered ones are asked for before.
-    fn prefetch(&self, part: Range<usize>, n: usize) {
-        if let Self::Quantized(head, Keys::From(first), len) = self {
-            let [start, end] = [part.start, part.end].map(|i| first + len * i / n);
-            prefetch_rows(*head, start..end);
+    /// The rows, where nothing is in 8 bits.
+    pub(crate) fn elements(self) -> AnyRows<'r, N> {
+        match self {
+            Self::Elements(rows) => rows,
+            Self::Codes(_) => unreachable!("a plan for a cache in 8 bits uses vectors"),
         }
     }
 }
 
-/// Rows of a block: where they lie, or copied where they are elements that are gathered or lie in two pages.
+/// Rows of a block: where they lie, or copied if they are gathered or lie in two pages.
 #[inline(always)]
 fn rows_of<'r, 'c: 'r, N: Number>(
     head: KvHead<'c, N>,
@@ -636,7 +568,7 @@ fn rows_of<'r, 'c: 'r, N: Number>(
     let head = match head {
         KvHead::Elements(head) => head,
         KvHead::Quantized(head) => {
-            return BlockRows::Quantized(head, block.keys(), block.len);
+            return BlockRows::Codes(copied_codes(head, block, copies));
         }
     };
     BlockRows::Elements(match head {
@@ -646,7 +578,7 @@ fn rows_of<'r, 'c: 'r, N: Number>(
     })
 }
 
-/// The rows that come next, if they lie in one piece.
+/// The rows that come next, as far as they lie in one piece.
 #[inline(always)]
 fn next_of<'r, 'c: 'r, N: Number>(head: KvHead<'c, N>, rows: Range<usize>) -> BlockRows<'r, N> {
     let (first, len) = (rows.start, rows.len());
@@ -655,16 +587,9 @@ fn next_of<'r, 'c: 'r, N: Number>(head: KvHead<'c, N>, rows: Range<usize>) -> Bl
             let next = map_any!(head, head => head.run(first, len).unwrap_or(Rows::none()));
             BlockRows::Elements(next)
         }
-        KvHead::Quantized(head) => BlockRows::Quantized(head, Keys::From(first), len),
+        KvHead::Quantized(_) if rows.is_empty() => BlockRows::none(),
+        KvHead::Quantized(head) => BlockRows::Codes(head.run(first, len)),
     }
-}
-
-/// `n` numbers of memory that grows.
-fn at_least<N: Number>(numbers: &mut Vec<N>, n: usize) -> &mut [N] {
-    if numbers.len() < n {
-        numbers.resize(n, N::zero());
-    }
-    &mut numbers[..n]
 }
 
 #[inline(always)]
@@ -678,4 +603,29 @@ fn copied<'r, T: Copy>(head: Head<'r, T>, block: &KeyBlock, copy: &'r mut Vec<T>
     copy.clear();
     (0..n).for_each(|i| copy.extend_from_slice(head.row(keys.get(i))));
     Rows { data: copy, stride: head.dim(), len: n, dim: head.dim() }
+}
+
+#[inline(always)]
+fn copied_codes<'r, 'c: 'r, N>(
+    head: QuantizedHead<'c>,
+    block: &KeyBlock,
+    copies: &'r mut Copies<N>,
+) -> CodeRows<'r> {
+    let (keys, n) = (block.keys(), block.len);
+    if let Keys::From(first) = keys {
+        let rows = head.run(first, n);
+        if rows.codes.len == n {
+            return rows;
+        }
+    }
+    let Copies { codes, scales, .. } = copies;
+    codes.clear();
+    scales.clear();
+    for i in 0..n {
+        let row = head.run(keys.get(i), 1);
+        codes.extend_from_slice(row.codes.data);
+        scales.extend_from_slice(row.scales);
+    }
+    let codes = Rows { data: codes, stride: head.dim, len: n, dim: head.dim };
+    CodeRows { codes, scales, quantization: head.quantization }
 }

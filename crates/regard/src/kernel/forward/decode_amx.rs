@@ -14,7 +14,7 @@
 //! Zero times a number that is not finite is not zero. Such a number shows in the sums; then the pass is taken once more with
 //! these numbers left out of the tiles and added one by one to the rows that see them.
 
-use super::decode::{AnyRows, DecodeRows, Products, Weighted};
+use super::decode::{AnyRows, BlockRows, DecodeRows, Products, Weighted};
 use crate::kernel::amx::{
     AmxDecodeScratch, KEY_GROUPS, ROWS, ROWS_PER_WEIGHT_TILE, SumRow, TileRow, WIDTH,
 };
@@ -84,18 +84,19 @@ impl Products<f32> for OnAmx<'_> {
         &mut self,
         _: Isa,
         rows: &DecodeRows<f32>,
-        keys: AnyRows<'_, f32>,
-        next_rows: AnyRows<'_, f32>,
+        keys: BlockRows<'_, f32>,
+        next_rows: BlockRows<'_, f32>,
         to: &mut [f32],
     ) {
-        let Any::Bf16(keys) = keys else { unreachable!("{ONLY_BF16}") };
+        let next_rows = next_rows.elements();
+        let Any::Bf16(keys) = keys.elements() else { unreachable!("{ONLY_BF16}") };
         let Some(t) = &self.tiles else { unreachable!("`start` has configured the tiles") };
         let (s, scratch, factor) = (self.amx.vectors(), &mut *self.scratch, self.factor);
         s.call(Dots { s, t, scratch, rows, keys, next_rows, factor, to });
     }
 
     fn add(&mut self, _: Isa, rows: &mut DecodeRows<f32>, work: Weighted<'_, f32>) {
-        let Any::Bf16(values) = work.values else { unreachable!("{ONLY_BF16}") };
+        let Any::Bf16(values) = work.values.elements() else { unreachable!("{ONLY_BF16}") };
         let Some(t) = &self.tiles else { unreachable!("`start` has configured the tiles") };
         let (s, scratch, non_finite) = (self.amx.vectors(), &mut *self.scratch, self.non_finite);
         match rows.width {
@@ -254,6 +255,7 @@ impl<const WIDE: usize> Task<f32> for Add<'_, '_, WIDE> {
     fn run<S: Simd<f32>>(mut self, _: S) {
         let (s, t) = (self.s, self.t);
         let Weighted { next_rows, weights, rescale, .. } = self.work;
+        let next_rows = next_rows.elements();
         let mut values = self.values;
         let (chunks, groups) = (values.dim / WIDTH, values.len.div_ceil(ROWS));
         let each = WIDE.min(ROWS_PER_WEIGHT_TILE);

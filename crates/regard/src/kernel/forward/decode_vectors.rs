@@ -8,9 +8,11 @@
     reason = "indices over constants keep the register tiles in registers"
 )]
 
-use super::decode::{AnyRows, DecodeRows, Products, Weighted};
-use crate::kernel::lanes::prefetch_l2;
-use crate::machine::simd::{Element, Isa, MAX_LANES, Number, Simd, Task, Visitor, each};
+use super::decode::{BlockRows, DecodeRows, Products, Weighted};
+use crate::kernel::dequantize::{E4m3, Format, Int8, Plain, scale_of};
+use crate::kernel::lanes::LINE;
+use crate::machine::simd::{self, Element, Isa, MAX_LANES, Number, Simd, Task, Visitor, each};
+use crate::tensor::cache::{CodeRows, Quantization};
 use crate::tensor::view::{Rows, RowsOf};
 
 /// The products on vectors.
@@ -19,7 +21,11 @@ pub(crate) struct Vectors;
 impl<N: Number> Products<N> for Vectors {
     fn start(&mut self, rows: &mut DecodeRows<N>, factor: N) {
         for row in 0..rows.count {
-            rows.q.row_mut(row).iter_mut().for_each(|x| *x = *x * factor);
+            let parts = rows.q_parts.row_mut(row / ROWS).chunks_exact_mut(ROWS * PARTIAL);
+            for (to, from) in parts.zip(rows.q.row(row).chunks_exact(PARTIAL)) {
+                let to = to[row % ROWS * PARTIAL..].iter_mut();
+                to.zip(from).for_each(|(to, x)| *to = *x * factor);
+            }
         }
     }
 
@@ -27,15 +33,15 @@ impl<N: Number> Products<N> for Vectors {
         &mut self,
         isa: Isa,
         rows: &DecodeRows<N>,
-        keys: AnyRows<'_, N>,
-        next_rows: AnyRows<'_, N>,
+        keys: BlockRows<'_, N>,
+        next_rows: BlockRows<'_, N>,
         to: &mut [N],
     ) {
-        N::visit(keys, Dots { isa, rows, next_rows, to });
+        visit(keys, Dots { isa, rows, next: NextRows::of(next_rows), to });
     }
 
     fn add(&mut self, isa: Isa, rows: &mut DecodeRows<N>, work: Weighted<'_, N>) {
-        N::visit(work.values, Add { isa, rows, work });
+        visit(work.values, Add { isa, rows, next: NextRows::of(work.next_rows), work });
     }
 
     fn finish(&mut self, _: &mut DecodeRows<N>) -> bool {
@@ -43,144 +49,178 @@ impl<N: Number> Products<N> for Vectors {
     }
 }
 
-/// [`DotRows`] of keys of any type.
-struct Dots<'t, 'n, N: Number> {
-    isa: Isa,
-    rows: &'t DecodeRows<N>,
-    next_rows: AnyRows<'n, N>,
-    to: &'t mut [N],
+/// Rows, however they are stored.
+struct Stored<'r, C> {
+    rows: Rows<'r, C>,
+    scales: &'r [f32],
 }
 
-impl<'r, N: Number> Visitor<RowsOf<'r>, N> for Dots<'_, '_, N> {
-    type Out = ();
-    fn visit<E: Element<Num = N>>(self, keys: Rows<'r, E>) {
-        let Self { isa, rows, next_rows, to } = self;
-        N::enter(isa, DotRows { rows, keys, next_rows, to });
+/// What is done with rows once their format is known.
+trait Product<N: Number>: for<'r> Visitor<RowsOf<'r>, N, Out = ()> {
+    fn run<F: Format<N>>(self, rows: Stored<'_, F::Code>);
+}
+
+/// Finds out how rows are stored.
+fn visit<N: Number, P: Product<N>>(rows: BlockRows<'_, N>, product: P) {
+    match rows {
+        BlockRows::Elements(rows) => N::visit(rows, product),
+        BlockRows::Codes(CodeRows { codes: rows, scales, quantization }) => match quantization {
+            Quantization::Int8 => product.run::<Int8>(Stored { rows, scales }),
+            Quantization::Fp8E4m3 => product.run::<E4m3>(Stored { rows, scales }),
+        },
     }
 }
 
-/// [`AddRows`] of values of any type.
+/// [`DotRows`] of keys in any format.
+struct Dots<'t, N: Number> {
+    isa: Isa,
+    rows: &'t DecodeRows<N>,
+    next: NextRows,
+    to: &'t mut [N],
+}
+
+impl<'r, N: Number> Visitor<RowsOf<'r>, N> for Dots<'_, N> {
+    type Out = ();
+    fn visit<E: Element<Num = N>>(self, rows: Rows<'r, E>) {
+        self.run::<Plain<E>>(Stored { rows, scales: &[] });
+    }
+}
+
+impl<N: Number> Product<N> for Dots<'_, N> {
+    fn run<F: Format<N>>(self, keys: Stored<'_, F::Code>) {
+        let Self { isa, rows, next, to } = self;
+        N::enter(isa, DotRows::<N, F> { rows, keys, next, to });
+    }
+}
+
+/// [`AddRows`] of values in any format.
 struct Add<'t, 'w, N: Number> {
     isa: Isa,
     rows: &'t mut DecodeRows<N>,
+    next: NextRows,
     work: Weighted<'w, N>,
 }
 
 impl<'r, N: Number> Visitor<RowsOf<'r>, N> for Add<'_, '_, N> {
     type Out = ();
-    fn visit<T: Element<Num = N>>(self, values: Rows<'r, T>) {
-        let Self { isa, rows, work } = self;
+    fn visit<E: Element<Num = N>>(self, rows: Rows<'r, E>) {
+        self.run::<Plain<E>>(Stored { rows, scales: &[] });
+    }
+}
+
+impl<N: Number> Product<N> for Add<'_, '_, N> {
+    fn run<F: Format<N>>(self, values: Stored<'_, F::Code>) {
+        let Self { isa, rows, next, work } = self;
         match work.visible {
-            Some(_) => N::enter(isa, AddRows::<N, T, true> { rows, values, work }),
-            None => N::enter(isa, AddRows::<N, T, false> { rows, values, work }),
+            Some(_) => N::enter(isa, AddRows::<N, F, true> { rows, values, next, work }),
+            None => N::enter(isa, AddRows::<N, F, false> { rows, values, next, work }),
         }
     }
 }
 
 /// Parts that a sum over features is kept in.
-const PARTIAL: usize = 16;
+pub(super) const PARTIAL: usize = 16;
 /// Rows of a register tile.
-const ROWS: usize = 4;
+pub(super) const ROWS: usize = 4;
 
 /// `to[key][row] = keys[key] . q[row]`
-struct DotRows<'t, 'r, 'n, E: Element> {
-    rows: &'t DecodeRows<E::Num>,
-    keys: Rows<'r, E>,
-    /// Rows that are needed next.
-    next_rows: AnyRows<'n, E::Num>,
-    to: &'t mut [E::Num],
+struct DotRows<'t, 'r, N: Number, F: Format<N>> {
+    rows: &'t DecodeRows<N>,
+    keys: Stored<'r, F::Code>,
+    next: NextRows,
+    to: &'t mut [N],
 }
 
-impl<E: Element> Task<E::Num> for DotRows<'_, '_, '_, E> {
+impl<N: Number, F: Format<N>> Task<N> for DotRows<'_, '_, N, F> {
     type Out = ();
     #[inline(always)]
-    fn run<S: Simd<E::Num>>(mut self, s: S) {
+    fn run<S: Simd<N>>(mut self, s: S) {
+        let len = self.keys.rows.len;
+        // The lines of the next rows, spread over the parts.
+        self.next.step = self.next.bytes / (self.keys.rows.dim / PARTIAL).max(1);
         let mut row = 0;
-        while row + ROWS <= self.rows.count {
-            let mut key = 0;
+        while row < self.rows.count {
+            let (mut key, rows) = (0, if row + ROWS <= self.rows.count { ROWS } else { 1 });
             // As many results as a vector has lanes, so that they are added up together.
-            if S::LANES == 16 {
-                while key + 4 <= self.keys.len {
+            if rows == 1 {
+                while S::LANES >= 8 && key + 8 <= len {
+                    self.block::<S, 8, 1>(s, key, row);
+                    key += 8;
+                }
+                while key < len {
+                    self.block::<S, 1, 1>(s, key, row);
+                    key += 1;
+                }
+            } else {
+                while S::LANES == 16 && key + 4 <= len {
                     self.block::<S, 4, ROWS>(s, key, row);
                     key += 4;
                 }
-            } else if S::LANES == 8 {
-                while key + 2 <= self.keys.len {
+                while S::LANES == 8 && key + 2 <= len {
                     self.block::<S, 2, ROWS>(s, key, row);
                     key += 2;
                 }
+                while key < len {
+                    self.block::<S, 1, ROWS>(s, key, row);
+                    key += 1;
+                }
             }
-            while key < self.keys.len {
-                self.block::<S, 1, ROWS>(s, key, row);
-                key += 1;
-            }
-            row += ROWS;
-        }
-        while row < self.rows.count {
-            let mut key = 0;
-            while S::LANES >= 8 && key + 8 <= self.keys.len {
-                self.block::<S, 8, 1>(s, key, row);
-                key += 8;
-            }
-            while key < self.keys.len {
-                self.block::<S, 1, 1>(s, key, row);
-                key += 1;
-            }
-            row += 1;
+            row += rows;
+            self.next = NextRows::NONE;
         }
     }
 }
 
-impl<E: Element> DotRows<'_, '_, '_, E> {
+impl<N: Number, F: Format<N>> DotRows<'_, '_, N, F> {
     #[inline(always)]
-    fn block<S: Simd<E::Num>, const KEYS: usize, const ROWS: usize>(
+    fn block<S: Simd<N>, const KEYS: usize, const ROWS: usize>(
         &mut self,
         s: S,
         key: usize,
         row: usize,
     ) {
-        // Before the accumulators are set up: its branches would put them on the stack.
-        for i in 0..if row == 0 { KEYS } else { 0 } {
-            prefetch_row(self.next_rows, key + i);
-        }
-        let zero = s.splat(E::Num::default());
+        let zero = s.splat(N::zero());
         // One vector for each of the parts' slices; the lower ones first.
         let mut sums = [[[zero; ROWS]; KEYS]; 4];
         let vectors = PARTIAL / S::LANES;
         // Cut to the same number of parts, which spares the loop all checks.
-        let whole = self.keys.dim / PARTIAL;
-        let mut keys: [(&[[E; PARTIAL]], &[E]); KEYS] = [(&[], &[]); KEYS];
-        let mut q: [&[[E::Num; PARTIAL]]; ROWS] = [&[]; ROWS];
+        let whole = self.keys.rows.dim / PARTIAL;
+        let mut keys: [&[[F::Code; PARTIAL]]; KEYS] = [&[]; KEYS];
+        let mut scales = [N::one(); KEYS];
         for i in 0..KEYS {
-            let (parts, tail) = self.keys.row(key + i).as_chunks();
-            keys[i] = (&parts[..whole], tail);
+            keys[i] = &self.keys.rows.row(key + i).as_chunks().0[..whole];
+            scales[i] = scale_of::<N, F>(self.keys.scales, key + i);
         }
-        for r in 0..ROWS {
-            q[r] = &self.rows.q.row(row + r).as_chunks().0[..whole];
-        }
-        for part in 0..whole {
+        let (first, q) = (row % self::ROWS * PARTIAL, self.rows.q_parts.row(row / self::ROWS));
+        let (q, _) = q.as_chunks::<{ self::ROWS * PARTIAL }>();
+        let lines = self.next.take(KEYS);
+        for (part, q) in q[..whole].iter().enumerate() {
+            for i in 0..KEYS {
+                lines.prefetch(i, part * lines.step);
+            }
             for j in 0..vectors {
                 let mut y = [zero; ROWS];
                 for r in 0..ROWS {
-                    y[r] = s.load(&q[r][part][j * S::LANES..]);
+                    y[r] = s.load(&q[first + r * PARTIAL + j * S::LANES..]);
                 }
                 for i in 0..KEYS {
-                    let x = E::load(s, &keys[i].0[part][j * S::LANES..]);
+                    let x = F::load(s, &keys[i][part][j * S::LANES..], s.splat(scales[i]));
                     for r in 0..ROWS {
                         sums[j][i][r] = s.fma(x, y[r], sums[j][i][r]);
                     }
                 }
             }
         }
-        if whole * PARTIAL < self.keys.dim {
+        if whole * PARTIAL < self.keys.rows.dim {
             for i in 0..KEYS {
-                let mut tail = [E::Num::default(); PARTIAL];
-                keys[i].1.iter().zip(&mut tail).for_each(|(x, to)| *to = x.widen());
+                let mut tail = [N::zero(); PARTIAL];
+                let row = &self.keys.rows.row(key + i)[whole * PARTIAL..];
+                row.iter().zip(&mut tail).for_each(|(x, to)| *to = F::number(*x, scales[i]));
                 for j in 0..vectors {
                     let x = s.load(&tail[j * S::LANES..]);
                     for r in 0..ROWS {
-                        let y = &self.rows.q.row(row + r)[whole * PARTIAL..];
-                        sums[j][i][r] = s.fma(x, s.load(&y[j * S::LANES..]), sums[j][i][r]);
+                        let y = s.load(&q[whole][first + r * PARTIAL + j * S::LANES..]);
+                        sums[j][i][r] = s.fma(x, y, sums[j][i][r]);
                     }
                 }
             }
@@ -191,13 +231,67 @@ impl<E: Element> DotRows<'_, '_, '_, E> {
         if width == ROWS && KEYS * ROWS == S::LANES {
             return s.store(sums, to);
         }
-        let mut results = [E::Num::default(); MAX_LANES];
+        let mut results = [N::zero(); MAX_LANES];
         s.store(sums, &mut results);
         for i in 0..KEYS {
             for r in 0..ROWS {
                 to[i * width + r] = results[i * ROWS + r];
             }
         }
+    }
+}
+
+/// Where the rows lie that are needed next: their lines are asked for one by one between products, so that memory does not rest.
+#[derive(Clone, Copy)]
+struct NextRows {
+    /// The next one of them. Those behind the last one are asked for in vain.
+    first: *const u8,
+    /// From one row to the next, in bytes; 0 if there is none.
+    stride: usize,
+    bytes: usize,
+    /// Bytes of a row that are asked for in one of the parts of a dot product.
+    step: usize,
+}
+
+/// A line that is in the first cache: to ask for it costs nothing.
+static HOT: u64 = 0;
+
+impl NextRows {
+    const NONE: Self = Self { first: (&raw const HOT).cast(), stride: 0, bytes: 0, step: 0 };
+
+    #[inline(always)]
+    fn of<N: Number>(rows: BlockRows<'_, N>) -> Self {
+        match rows {
+            BlockRows::Elements(rows) => each!(rows, rows => Self::of_rows(rows)),
+            BlockRows::Codes(CodeRows { codes, scales, .. }) => {
+                let lines = scales.chunks(LINE / size_of::<f32>());
+                lines.for_each(|line| simd::prefetch_l2(line.as_ptr()));
+                Self::of_rows(codes)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn of_rows<T>(Rows { data, stride, len, dim }: Rows<'_, T>) -> Self {
+        if len == 0 || dim == 0 {
+            return Self::NONE;
+        }
+        let size = size_of::<T>();
+        Self { first: data.as_ptr().cast(), stride: stride * size, bytes: dim * size, step: 0 }
+    }
+
+    /// These, which are `n` fewer afterwards.
+    #[inline(always)]
+    fn take(&mut self, n: usize) -> Self {
+        let taken = *self;
+        self.first = self.first.wrapping_add(n * self.stride);
+        taken
+    }
+
+    /// Asks for the line of a byte of a row.
+    #[inline(always)]
+    fn prefetch(self, row: usize, byte: usize) {
+        simd::prefetch_l2(self.first.wrapping_add(row * self.stride + byte));
     }
 }
 
@@ -226,47 +320,23 @@ fn add_parts<N: Number, S: Simd<N>, const KEYS: usize, const ROWS: usize>(
             block.as_mut()[i * ROWS + r] = sums[0][i][r];
         }
     }
-    s.transpose(&mut block);
-    fold::<N, S, 8>(s, block.as_mut());
-    fold::<N, S, 4>(s, block.as_mut());
-    fold::<N, S, 2>(s, block.as_mut());
-    fold::<N, S, 1>(s, block.as_mut());
-    block.as_mut()[0]
-}
-
-/// Adds the second `HALF` vectors to the first, if there are so many.
-#[inline(always)]
-fn fold<N: Number, S: Simd<N>, const HALF: usize>(s: S, vectors: &mut [S::V]) {
-    if HALF < S::LANES {
-        for i in 0..HALF {
-            vectors[i] = s.add(vectors[i], vectors[i + HALF]);
-        }
-    }
+    s.sums(block)
 }
 
 /// `sums[row] = sums[row] * shrink[row] + sum over keys of weights[key][row] * values[key]`. With `HIDDEN`, a key that a row
 /// does not see is left out of its sum.
-struct AddRows<'t, 'r, 'w, N: Number, T, const HIDDEN: bool> {
+struct AddRows<'t, 'r, 'w, N: Number, F: Format<N>, const HIDDEN: bool> {
     rows: &'t mut DecodeRows<N>,
-    values: Rows<'r, T>,
+    values: Stored<'r, F::Code>,
+    next: NextRows,
     work: Weighted<'w, N>,
 }
 
-/// Asks for a row, if it is there.
-#[inline(always)]
-fn prefetch_row<N: Number>(rows: AnyRows<'_, N>, i: usize) {
-    each!(rows, rows => if i < rows.len {
-        prefetch_l2(rows.row(i));
-    });
-}
-
-impl<N: Number, T: Element<Num = N>, const HIDDEN: bool> Task<N>
-    for AddRows<'_, '_, '_, N, T, HIDDEN>
-{
+impl<N: Number, F: Format<N>, const HIDDEN: bool> Task<N> for AddRows<'_, '_, '_, N, F, HIDDEN> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(mut self, s: S) {
-        let (count, dim, first) = (self.rows.count, self.values.dim, self.work.first_feature);
+        let (count, dim) = (self.rows.count, self.values.rows.dim);
         let mut row = 0;
         while row < count {
             let rows = if row + ROWS <= count { ROWS } else { 1 };
@@ -286,17 +356,18 @@ impl<N: Number, T: Element<Num = N>, const HIDDEN: bool> Task<N>
             for d in d..dim {
                 for r in row..row + rows {
                     let mut sum = N::default();
-                    for key in 0..self.values.len {
+                    for key in 0..self.values.rows.len {
                         if !HIDDEN || self.is_visible(key, r) {
-                            let x = self.values.row(key)[d].widen();
+                            let x = self.number(key, d);
                             sum = fused::<N, S>(s, x, self.weight(key, r), sum);
                         }
                     }
-                    let to = &mut self.rows.sums.row_mut(r)[first + d];
+                    let to = &mut self.rows.sums.row_mut(r)[d];
                     *to = fused::<N, S>(s, *to, self.work.rescale[r], sum);
                 }
             }
             row += rows;
+            self.next = NextRows::NONE;
         }
     }
 }
@@ -309,10 +380,16 @@ fn fused<N: Number, S: Simd<N>>(s: S, a: N, b: N, c: N) -> N {
     out[0]
 }
 
-impl<N: Number, T: Element<Num = N>, const HIDDEN: bool> AddRows<'_, '_, '_, N, T, HIDDEN> {
+impl<N: Number, F: Format<N>, const HIDDEN: bool> AddRows<'_, '_, '_, N, F, HIDDEN> {
     #[inline(always)]
     fn is_visible(&self, key: usize, row: usize) -> bool {
         self.work.visible.is_none_or(|visible| visible[key] >> row & 1 == 1)
+    }
+
+    #[inline(always)]
+    fn number(&self, key: usize, d: usize) -> N {
+        let Stored { rows, scales } = &self.values;
+        F::number(rows.row(key)[d], scale_of::<N, F>(scales, key))
     }
 
     #[inline(always)]
@@ -327,23 +404,29 @@ impl<N: Number, T: Element<Num = N>, const HIDDEN: bool> AddRows<'_, '_, '_, N, 
         row: usize,
         d: usize,
     ) {
-        let Weighted { next_rows, rescale, first_feature, .. } = self.work;
-        let values = self.values;
+        let Weighted { rescale, weights, .. } = self.work;
+        let (Stored { rows: values, scales }, width) = (&self.values, self.rows.width);
+        let mut next = self.next;
+        let (lines, first_byte) =
+            ((VECTORS * S::LANES * size_of::<F::Code>()).div_ceil(LINE), d * size_of::<F::Code>());
         let mut sums = [[s.splat(N::default()); VECTORS]; ROWS];
-        for key in 0..values.len {
-            if row == 0 && d == 0 {
-                prefetch_row(next_rows, key);
+        for (key, weights) in weights.chunks_exact(width).take(values.len).enumerate() {
+            let line = next.take(1);
+            for i in 0..lines {
+                line.prefetch(0, first_byte + i * LINE);
             }
-            let value = &values.row(key)[d..d + VECTORS * S::LANES];
+            let value = &values.data[key * values.stride + d..][..VECTORS * S::LANES];
+            let weights = &weights[row..][..ROWS];
+            let scale = s.splat(scale_of::<N, F>(scales, key));
             let mut x = [s.splat(N::default()); VECTORS];
             for j in 0..VECTORS {
-                x[j] = T::load(s, &value[j * S::LANES..]);
+                x[j] = F::load(s, &value[j * S::LANES..], scale);
             }
             for r in 0..ROWS {
                 if HIDDEN && !self.is_visible(key, row + r) {
                     continue;
                 }
-                let weight = s.splat(self.weight(key, row + r));
+                let weight = s.splat(weights[r]);
                 for j in 0..VECTORS {
                     sums[r][j] = s.fma(x[j], weight, sums[r][j]);
                 }
@@ -352,7 +435,7 @@ impl<N: Number, T: Element<Num = N>, const HIDDEN: bool> AddRows<'_, '_, '_, N, 
         for r in 0..ROWS {
             let (rescale, to) = (s.splat(rescale[row + r]), self.rows.sums.row_mut(row + r));
             for j in 0..VECTORS {
-                let to = &mut to[first_feature + d + j * S::LANES..];
+                let to = &mut to[d + j * S::LANES..];
                 s.store(s.fma(s.load(to), rescale, sums[r][j]), to);
             }
         }

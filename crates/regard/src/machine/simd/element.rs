@@ -281,3 +281,16 @@ element!(
 fn no_numbers<E>(_: &[E]) -> Option<&[f32]> {
     None
 }
+
+/// What the fields of an E4M3 number in those of an `f16` are to be multiplied by: the difference of the exponents' biases.
+pub(crate) const E4M3_OF_F16: f32 = 256.0;
+
+/// An E4M3 number: 4 bits of exponent, 3 of mantissa; all of them set is NaN.
+#[inline(always)]
+pub(crate) fn of_e4m3(code: u8) -> f32 {
+    if code & 0x7f == 0x7f {
+        return f32::NAN;
+    }
+    let wide = i16::from(code.cast_signed()).cast_unsigned();
+    f16::from_bits(wide << 7 & 0xbf80).to_f32() * E4M3_OF_F16
+}

@@ -14,7 +14,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use element::{Any, Family, Visitor, covariant, each, map_any};
+pub(crate) use element::{Any, Family, Visitor, covariant, each, map_any, of_e4m3};
 pub use element::{Element, Precision};
 use half::{bf16, f16};
 pub(crate) use number::AmxKernel;
@@ -75,6 +75,25 @@ pub trait Simd<N: Number>: Copy {
     #[inline(always)]
     fn load_bf16(self, src: &[bf16]) -> Self::V {
         self.load_each(src)
+    }
+    /// The first `LANES` codes of `src` as the whole numbers that they are in two's complement.
+    #[inline(always)]
+    fn load_i8(self, src: &[u8]) -> Self::V {
+        self.load_codes(src, |code| f32::from(code.cast_signed()))
+    }
+    /// The first `LANES` codes of `src` as E4M3 numbers.
+    #[inline(always)]
+    fn load_e4m3(self, src: &[u8]) -> Self::V {
+        self.load_codes(src, of_e4m3)
+    }
+    /// Widens lane by lane, where there is no instruction for it.
+    #[inline(always)]
+    fn load_codes(self, src: &[u8], number: impl Fn(u8) -> f32) -> Self::V {
+        let mut lanes = [N::zero(); MAX_LANES];
+        for (lane, code) in lanes.iter_mut().zip(&src[..Self::LANES]) {
+            *lane = N::from_f64(number(*code).into());
+        }
+        self.load(&lanes)
     }
     /// Narrows into the first `LANES` numbers of `dst`, rounding to nearest even.
     #[inline(always)]
@@ -145,6 +164,21 @@ pub trait Simd<N: Number>: Copy {
     fn block(self) -> Self::Block;
     /// Swaps rows and columns.
     fn transpose(self, block: &mut Self::Block);
+    /// The sum of the lanes of each vector, that of the first one in lane 0: lanes `i` and `i + LANES / 2` are added, and so on with
+    /// halves of what is left.
+    #[inline(always)]
+    fn sums(self, mut block: Self::Block) -> Self::V {
+        self.transpose(&mut block);
+        let vectors = block.as_mut();
+        let mut half = Self::LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                vectors[i] = self.add(vectors[i], vectors[i + half]);
+            }
+            half /= 2;
+        }
+        vectors[0]
+    }
 }
 
 /// Asks for the cache line of `x`, which will be needed soon.

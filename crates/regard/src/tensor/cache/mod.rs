@@ -19,7 +19,7 @@ pub use quantized::Quantization;
 pub use sequence::Sequence;
 
 pub(crate) use pages::Paged;
-pub(crate) use quantized::{E4M3_OF_F16, QuantizedHead, e4m3_in_f16, is_nan};
+pub(crate) use quantized::{CodeRows, QuantizedHead};
 
 use crate::error::Error;
 use crate::machine::simd::{Element, Number};
@@ -351,10 +351,8 @@ impl<E: Element> KvCache<E> {
         sequence: Sequence,
         head: usize,
     ) -> Result<Option<[QuantizedHead<'_>; 2]>, Error> {
-        let [len, _] = self.paged(sequence, head)?.map(|of| of.len);
         let list = &self.slots.get(sequence)?.pages;
-        let [k, v] =
-            [Part::Keys, Part::Values].map(|part| self.pages.quantized(list, part, head, len));
+        let [k, v] = [Part::Keys, Part::Values].map(|part| self.pages.quantized(list, part, head));
         Ok(k.zip(v).map(|(k, v)| [k, v]))
     }
 

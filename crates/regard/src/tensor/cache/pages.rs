@@ -323,19 +323,18 @@ impl<E: Element> Pages<E> {
         }
     }
 
-    /// The first `len` keys or values of a head in the pages of `list`, if they are in 8 bits.
+    /// The keys or values of a head in the pages of `list`, if they are in 8 bits.
     pub(super) fn quantized<'c>(
         &'c self,
         list: &'c [usize],
         part: Part,
         head: usize,
-        len: usize,
     ) -> Option<QuantizedHead<'c>> {
         let quantization = self.quantization?;
         let start = [self.place(part, head, 0..0), self.place_of_scales(part, head, 0..0)];
         let (start, page) = (start.map(|place| place.start), self.shape.page);
         let (pages, dim, stride) = (&self.codes[..], self.dim(part), self.stride(part));
-        Some(QuantizedHead { pages, list, start, page, dim, stride, len, quantization })
+        Some(QuantizedHead { pages, list, start, page, dim, stride, quantization })
     }
 
     /// The first `len` keys or values of a head in the pages of `list`.

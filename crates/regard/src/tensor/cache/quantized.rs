@@ -5,7 +5,8 @@
 //!
 //! Cost: a page has a quarter of the bytes of `f32`; int8 adds 4 bytes for each key and each value of a head.
 
-use half::f16;
+use crate::machine::simd::of_e4m3;
+use crate::tensor::view::Rows;
 
 /// How a [`KvCache`](crate::KvCache) stores numbers in 8 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,8 +68,7 @@ impl Quantization {
     pub(crate) fn number(self, code: u8, scale: f32) -> f32 {
         match self {
             Self::Int8 => f32::from(code.cast_signed()) * scale,
-            Self::Fp8E4m3 if is_nan(code) => f32::NAN,
-            Self::Fp8E4m3 => e4m3_in_f16(code).to_f32() * E4M3_OF_F16,
+            Self::Fp8E4m3 => of_e4m3(code),
         }
     }
 }
@@ -123,22 +123,6 @@ fn to_e4m3(x: f32) -> u8 {
     sign | code
 }
 
-/// What [`e4m3_in_f16`] is to be multiplied by: the difference of the exponents' biases.
-pub(crate) const E4M3_OF_F16: f32 = 256.0;
-
-/// The fields of an E4M3 number in those of an `f16`: its value / 256, unless it is NaN.
-#[inline(always)]
-pub(crate) fn e4m3_in_f16(code: u8) -> f16 {
-    let wide = i16::from(code.cast_signed()).cast_unsigned();
-    f16::from_bits(wide << 7 & 0xbf80)
-}
-
-/// Whether an E4M3 code is NaN.
-#[inline(always)]
-pub(crate) fn is_nan(code: u8) -> bool {
-    code & 0x7f == 0x7f
-}
-
 /// What a page has in 8 bits.
 #[derive(Debug, Default)]
 pub(super) struct CodePage {
@@ -146,7 +130,15 @@ pub(super) struct CodePage {
     pub(super) scales: Vec<f32>,
 }
 
-/// The keys or the values of one head of a sequence, in 8 bits: `len` rows of `dim` codes, in pages.
+/// Rows of codes, and a scale for each, unless these have none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CodeRows<'c> {
+    pub(crate) codes: Rows<'c, u8>,
+    pub(crate) scales: &'c [f32],
+    pub(crate) quantization: Quantization,
+}
+
+/// The keys or the values of one head of a sequence, in 8 bits: rows of `dim` codes, in pages.
 ///
 /// Row 0 is the first position that is still held, which is the first of its page.
 #[derive(Clone, Copy, Debug)]
@@ -159,30 +151,30 @@ pub(crate) struct QuantizedHead<'c> {
     pub(super) page: usize,
     pub(crate) dim: usize,
     /// Codes from one row to the next.
-    pub(crate) stride: usize,
-    pub(crate) len: usize,
+    pub(super) stride: usize,
     pub(crate) quantization: Quantization,
 }
 
 impl<'c> QuantizedHead<'c> {
-    /// The codes, [`stride`](Self::stride) apart, and scales of the rows from `first` on that lie in its page, at most `len`, which is not 0;
-    /// no scales if there are none.
+    /// The rows from `first` on that lie in its page, at most `len`, which is not 0.
     #[inline(always)]
-    pub(crate) fn run(&self, first: usize, len: usize) -> (&'c [u8], &'c [f32]) {
+    pub(crate) fn run(&self, first: usize, len: usize) -> CodeRows<'c> {
         let (page, at) = (first / self.page, first % self.page);
         let n = len.min(self.page - at);
         let CodePage { codes, scales } = &self.pages[self.list[page]];
         let [codes_start, scales_start] = self.start;
-        let codes = &codes[codes_start + at * self.stride..][..(n - 1) * self.stride + self.dim];
-        let each = self.quantization.scales();
-        (codes, &scales[scales_start + at * each..][..n * each])
+        let Self { stride, dim, quantization, .. } = *self;
+        let data = &codes[codes_start + at * stride..][..(n - 1) * stride + dim];
+        let each = quantization.scales();
+        let scales = &scales[scales_start + at * each..][..n * each];
+        CodeRows { codes: Rows { data, stride, len: n, dim }, scales, quantization }
     }
 
     /// The numbers of a row.
     pub(crate) fn numbers(&self, row: usize) -> impl Iterator<Item = f32> + use<'c> {
-        let (codes, scales) = self.run(row, 1);
-        let (quantization, scale) = (self.quantization, scales.first().copied().unwrap_or(1.0));
-        codes.iter().map(move |code| quantization.number(*code, scale))
+        let CodeRows { codes, scales, quantization } = self.run(row, 1);
+        let scale = scales.first().copied().unwrap_or(1.0);
+        codes.data.iter().map(move |code| quantization.number(*code, scale))
     }
 }
 

@@ -1,5 +1,6 @@
 //! AVX2 with FMA: 8 `f32` lanes, 16 registers, lane masks in sign bits.
 
+use super::super::element::E4M3_OF_F16;
 use super::super::{Enter, NEGLIGIBLE, Number, Simd, Task};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -94,6 +95,29 @@ impl Simd<f32> for Avx2 {
         intrinsic!({
             let x = _mm256_cvtepu16_epi32(_mm_loadu_si128(src.as_ptr().cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x))
+        })
+    }
+    #[inline(always)]
+    fn load_i8(self, src: &[u8]) -> __m256 {
+        assert!(src.len() >= 8);
+        intrinsic!({
+            let codes = _mm_loadl_epi64(src.as_ptr().cast());
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes))
+        })
+    }
+    /// By way of `f16`, whose denormal numbers cost nothing to widen.
+    #[inline(always)]
+    fn load_e4m3(self, src: &[u8]) -> __m256 {
+        assert!(src.len() >= 8);
+        intrinsic!({
+            let codes = _mm_loadl_epi64(src.as_ptr().cast());
+            let wide = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(codes));
+            let fields = _mm_and_si128(wide, _mm_set1_epi16(0xbf80_u16.cast_signed()));
+            let size = _mm_set1_epi16(0x3f80);
+            let nan = _mm_cmpeq_epi16(_mm_and_si128(fields, size), size);
+            // A NaN of `f16` where the code is one: a blend of the results would be moved behind each of their products.
+            let fields = _mm_or_si128(fields, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
+            _mm256_mul_ps(_mm256_cvtph_ps(fields), _mm256_set1_ps(E4M3_OF_F16))
         })
     }
     #[inline(always)]
@@ -215,5 +239,29 @@ impl Simd<f32> for Avx2 {
             t[4 + i] = intrinsic!(_mm256_permute2f128_ps::<0x31>(r[i], r[4 + i]));
         }
         *r = t;
+    }
+    /// Each step adds the halves of two vectors and keeps both results in one: 14 shuffles, where a transposed block takes 24.
+    #[inline(always)]
+    fn sums(self, r: [__m256; 8]) -> __m256 {
+        let (mut a, mut b) = ([r[0]; 4], [r[0]; 2]);
+        // Of the 8 lanes of vectors i and i + 4, 4 each.
+        for i in 0..4 {
+            a[i] = intrinsic!(_mm256_add_ps(
+                _mm256_permute2f128_ps::<0x20>(r[i], r[i + 4]),
+                _mm256_permute2f128_ps::<0x31>(r[i], r[i + 4])
+            ));
+        }
+        // Within halves, two lanes each.
+        for i in 0..2 {
+            let (x, y) = (a[2 * i], a[2 * i + 1]);
+            b[i] = intrinsic!(_mm256_add_ps(
+                _mm256_shuffle_ps::<0x44>(x, y),
+                _mm256_shuffle_ps::<0xee>(x, y)
+            ));
+        }
+        intrinsic!(_mm256_add_ps(
+            _mm256_shuffle_ps::<0x88>(b[0], b[1]),
+            _mm256_shuffle_ps::<0xdd>(b[0], b[1])
+        ))
     }
 }

@@ -1,5 +1,6 @@
 //! AVX-512: 16 `f32` lanes, 32 registers, lane masks in mask registers.
 
+use super::super::element::E4M3_OF_F16;
 use super::super::{Enter, NEGLIGIBLE, Number, Simd, Task};
 use super::avx2::Avx2;
 use half::{bf16, f16};
@@ -150,6 +151,31 @@ impl Simd<f32> for Avx512 {
         })
     }
     #[inline(always)]
+    fn load_i8(self, src: &[u8]) -> __m512 {
+        assert!(src.len() >= 16);
+        intrinsic!({
+            let codes = _mm_loadu_si128(src.as_ptr().cast());
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))
+        })
+    }
+    /// By way of `f16`, whose denormal numbers cost nothing to widen.
+    #[inline(always)]
+    fn load_e4m3(self, src: &[u8]) -> __m512 {
+        assert!(src.len() >= 16);
+        intrinsic!({
+            let codes = _mm_loadu_si128(src.as_ptr().cast());
+            let wide = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(codes));
+            let fields = _mm256_and_si256(wide, _mm256_set1_epi16(0xbf80_u16.cast_signed()));
+            let size = _mm256_set1_epi16(0x3f80);
+            let nan = _mm256_cmpeq_epi16(_mm256_and_si256(fields, size), size);
+            // A NaN of `f16` where the code is one: a blend of the results would be moved behind each of their products.
+            const OR_AND: i32 = 0xf8;
+            let fields =
+                _mm256_ternarylogic_epi32::<OR_AND>(fields, nan, _mm256_set1_epi16(0x7e00));
+            _mm512_mul_ps(_mm512_cvtph_ps(fields), _mm512_set1_ps(E4M3_OF_F16))
+        })
+    }
+    #[inline(always)]
     fn write_f16(self, v: __m512, dst: &mut [MaybeUninit<f16>]) {
         assert!(dst.len() >= 16);
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
@@ -264,5 +290,37 @@ impl Simd<f32> for Avx512 {
             r[4 + i] = intrinsic!(_mm512_shuffle_f32x4::<0x88>(t[4 + i], t[12 + i]));
             r[12 + i] = intrinsic!(_mm512_shuffle_f32x4::<0xdd>(t[4 + i], t[12 + i]));
         }
+    }
+    /// Each step adds the halves of two vectors and keeps both results in one: 30 shuffles, where a transposed block takes 64.
+    #[inline(always)]
+    fn sums(self, r: [__m512; 16]) -> __m512 {
+        let (mut a, mut b, mut c) = ([r[0]; 8], [r[0]; 4], [r[0]; 2]);
+        // Of the 16 lanes of vectors i and i + 4, 8 each.
+        for i in 0..8 {
+            let (x, y) = (r[i / 4 * 8 + i % 4], r[i / 4 * 8 + i % 4 + 4]);
+            a[i] = intrinsic!(_mm512_add_ps(
+                _mm512_shuffle_f32x4::<0x44>(x, y),
+                _mm512_shuffle_f32x4::<0xee>(x, y)
+            ));
+        }
+        // A quarter of the lanes for each of i, i + 4, i + 8, i + 12.
+        for i in 0..4 {
+            b[i] = intrinsic!(_mm512_add_ps(
+                _mm512_shuffle_f32x4::<0x88>(a[i], a[i + 4]),
+                _mm512_shuffle_f32x4::<0xdd>(a[i], a[i + 4])
+            ));
+        }
+        // Within quarters, two lanes each.
+        for i in 0..2 {
+            let (x, y) = intrinsic!((_mm512_castps_pd(b[2 * i]), _mm512_castps_pd(b[2 * i + 1])));
+            c[i] = intrinsic!(_mm512_add_ps(
+                _mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+                _mm512_castpd_ps(_mm512_unpackhi_pd(x, y))
+            ));
+        }
+        intrinsic!(_mm512_add_ps(
+            _mm512_shuffle_ps::<0x88>(c[0], c[1]),
+            _mm512_shuffle_ps::<0xdd>(c[0], c[1])
+        ))
     }
 }
