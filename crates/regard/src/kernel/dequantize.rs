@@ -84,29 +84,33 @@ pub(crate) fn dequantize<N: Number>(
         let most = if matches!(keys, Keys::From(_)) { len - key } else { 1 };
         let rows = head.run(keys.get(key), most);
         let (to, after) = rest.split_at_mut(rows.codes.len * head.dim);
-        match rows.quantization {
-            Quantization::Int8 => {
-                N::enter(isa, Dequantize::<N, Int8> { rows, to, format: PhantomData });
-            }
-            Quantization::Fp8E4m3 => {
-                N::enter(isa, Dequantize::<N, E4m3> { rows, to, format: PhantomData });
-            }
+        if N::OF_CODES {
+            N::enter(isa, Dequantize { rows, to });
         }
         (key, rest) = (key + rows.codes.len, after);
     }
 }
 
-struct Dequantize<'t, 'c, N, F> {
+struct Dequantize<'t, 'c, N> {
     rows: CodeRows<'c>,
     to: &'t mut [N],
-    format: PhantomData<F>,
 }
 
-impl<N: Number, F: Format<N, Code = u8>> Task<N> for Dequantize<'_, '_, N, F> {
+impl<N: Number> Task<N> for Dequantize<'_, '_, N> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
-        let Self { rows: CodeRows { codes, scales, .. }, to, .. } = self;
+        match self.rows.quantization {
+            Quantization::Int8 => self.of::<S, Int8>(s),
+            Quantization::Fp8E4m3 => self.of::<S, E4m3>(s),
+        }
+    }
+}
+
+impl<N: Number> Dequantize<'_, '_, N> {
+    #[inline(always)]
+    fn of<S: Simd<N>, F: Format<N, Code = u8>>(self, s: S) {
+        let Self { rows: CodeRows { codes, scales, .. }, to } = self;
         for (row, to) in to.chunks_exact_mut(codes.dim).enumerate() {
             let (row, scale) = (codes.row(row), scale_of::<N, F>(scales, row));
             let whole = row.len() / S::LANES * S::LANES;

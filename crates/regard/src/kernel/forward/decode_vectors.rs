@@ -14,6 +14,7 @@ use crate::kernel::lanes::LINE;
 use crate::machine::simd::{self, Element, Isa, MAX_LANES, Number, Simd, Task, Visitor, each};
 use crate::tensor::cache::{CodeRows, Quantization};
 use crate::tensor::view::{Rows, RowsOf};
+use std::ops::Range;
 
 /// The products on vectors.
 pub(crate) struct Vectors;
@@ -64,10 +65,14 @@ trait Product<N: Number>: for<'r> Visitor<RowsOf<'r>, N, Out = ()> {
 fn visit<N: Number, P: Product<N>>(rows: BlockRows<'_, N>, product: P) {
     match rows {
         BlockRows::Elements(rows) => N::visit(rows, product),
-        BlockRows::Codes(CodeRows { codes: rows, scales, quantization }) => match quantization {
-            Quantization::Int8 => product.run::<Int8>(Stored { rows, scales }),
-            Quantization::Fp8E4m3 => product.run::<E4m3>(Stored { rows, scales }),
-        },
+        BlockRows::Codes(CodeRows { codes: rows, scales, quantization }) => {
+            if N::OF_CODES {
+                match quantization {
+                    Quantization::Int8 => product.run::<Int8>(Stored { rows, scales }),
+                    Quantization::Fp8E4m3 => product.run::<E4m3>(Stored { rows, scales }),
+                }
+            }
+        }
     }
 }
 
@@ -136,16 +141,18 @@ impl<N: Number, F: Format<N>> Task<N> for DotRows<'_, '_, N, F> {
     #[inline(always)]
     fn run<S: Simd<N>>(mut self, s: S) {
         let len = self.keys.rows.len;
-        // The lines of the next rows, spread over the parts.
-        self.next.step = self.next.bytes / (self.keys.rows.dim / PARTIAL).max(1);
         let mut row = 0;
         while row < self.rows.count {
             let (mut key, rows) = (0, if row + ROWS <= self.rows.count { ROWS } else { 1 });
-            // As many results as a vector has lanes, so that they are added up together.
+            // As many results as a vector has lanes, or half as many, so that they are added up together.
             if rows == 1 {
-                while S::LANES >= 8 && key + 8 <= len {
+                while S::LANES == 16 && key + 8 <= len {
                     self.block::<S, 8, 1>(s, key, row);
                     key += 8;
+                }
+                while S::LANES == 8 && key + 4 <= len {
+                    self.block::<S, 4, 1>(s, key, row);
+                    key += 4;
                 }
                 while key < len {
                     self.block::<S, 1, 1>(s, key, row);
@@ -193,12 +200,14 @@ impl<N: Number, F: Format<N>> DotRows<'_, '_, N, F> {
         }
         let (first, q) = (row % self::ROWS * PARTIAL, self.rows.q_parts.row(row / self::ROWS));
         let (q, _) = q.as_chunks::<{ self::ROWS * PARTIAL }>();
-        let lines = self.next.take(KEYS);
-        for (part, q) in q[..whole].iter().enumerate() {
-            for i in 0..KEYS {
-                lines.prefetch(i, part * lines.step);
-            }
-            for j in 0..vectors {
+        // Before the sums are set up: beside them there is no room for more addresses.
+        for _ in 0..KEYS {
+            let line = self.next.take();
+            line.prefetch(0..line.bytes);
+        }
+        // One vector of the parts after the other: the sums of all do not fit in 16 registers.
+        for j in 0..vectors {
+            for (part, q) in q[..whole].iter().enumerate() {
                 let mut y = [zero; ROWS];
                 for r in 0..ROWS {
                     y[r] = s.load(&q[first + r * PARTIAL + j * S::LANES..]);
@@ -249,15 +258,13 @@ struct NextRows {
     /// From one row to the next, in bytes; 0 if there is none.
     stride: usize,
     bytes: usize,
-    /// Bytes of a row that are asked for in one of the parts of a dot product.
-    step: usize,
 }
 
 /// A line that is in the first cache: to ask for it costs nothing.
 static HOT: u64 = 0;
 
 impl NextRows {
-    const NONE: Self = Self { first: (&raw const HOT).cast(), stride: 0, bytes: 0, step: 0 };
+    const NONE: Self = Self { first: (&raw const HOT).cast(), stride: 0, bytes: 0 };
 
     #[inline(always)]
     fn of<N: Number>(rows: BlockRows<'_, N>) -> Self {
@@ -277,21 +284,21 @@ impl NextRows {
             return Self::NONE;
         }
         let size = size_of::<T>();
-        Self { first: data.as_ptr().cast(), stride: stride * size, bytes: dim * size, step: 0 }
+        Self { first: data.as_ptr().cast(), stride: stride * size, bytes: dim * size }
     }
 
-    /// These, which are `n` fewer afterwards.
+    /// The next row, which is none of these afterwards.
     #[inline(always)]
-    fn take(&mut self, n: usize) -> Self {
+    fn take(&mut self) -> Self {
         let taken = *self;
-        self.first = self.first.wrapping_add(n * self.stride);
+        self.first = self.first.wrapping_add(self.stride);
         taken
     }
 
-    /// Asks for the line of a byte of a row.
+    /// Asks for the lines of these bytes of the next row.
     #[inline(always)]
-    fn prefetch(self, row: usize, byte: usize) {
-        simd::prefetch_l2(self.first.wrapping_add(row * self.stride + byte));
+    fn prefetch(self, bytes: Range<usize>) {
+        bytes.step_by(LINE).for_each(|byte| simd::prefetch_l2(self.first.wrapping_add(byte)));
     }
 }
 
@@ -411,9 +418,10 @@ impl<N: Number, F: Format<N>, const HIDDEN: bool> AddRows<'_, '_, '_, N, F, HIDD
             ((VECTORS * S::LANES * size_of::<F::Code>()).div_ceil(LINE), d * size_of::<F::Code>());
         let mut sums = [[s.splat(N::default()); VECTORS]; ROWS];
         for (key, weights) in weights.chunks_exact(width).take(values.len).enumerate() {
-            let line = next.take(1);
+            let line = next.take();
             for i in 0..lines {
-                line.prefetch(0, first_byte + i * LINE);
+                let byte = first_byte + i * LINE;
+                line.prefetch(byte..byte + 1);
             }
             let value = &values.data[key * values.stride + d..][..VECTORS * S::LANES];
             let weights = &weights[row..][..ROWS];

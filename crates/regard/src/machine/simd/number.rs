@@ -42,9 +42,9 @@ pub trait Number: Float + Element<Num = Self> + Default + Display + std::iter::S
     /// Runs a kernel on AMX tiles, if `isa` has some and they compute in this type; else gives the task back.
     #[doc(hidden)]
     fn on_amx<K: AmxKernel>(isa: Isa, task: K::Task<Self>) -> Result<K::Out, K::Task<Self>>;
-    /// The slice, if it is of `f32`: what is stored in 8 bits is computed in that alone.
+    /// Whether what is stored in 8 bits is computed in this type: code for it is compiled for no other one.
     #[doc(hidden)]
-    fn as_f32(x: &mut [Self]) -> Option<&mut [f32]>;
+    const OF_CODES: bool;
     /// Finds out what type of element a container holds.
     #[doc(hidden)]
     fn visit<F: Family, V: Visitor<F, Self>>(any: Any<F, Self>, visitor: V) -> V::Out;
@@ -75,6 +75,7 @@ impl Number for f32 {
     const TANH: &'static [Self] =
         &[-0.333_332_84, 0.133_314_91, -0.053_743_497, 0.020_650_588, -0.005_717_045];
     const TANH_SMALL: f64 = 0.625;
+    const OF_CODES: bool = true;
     const POWERS: f64 = 126.0;
 
     #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is the purpose")]
@@ -121,9 +122,6 @@ impl Number for f32 {
         let _ = isa;
         Err(task)
     }
-    fn as_f32(x: &mut [Self]) -> Option<&mut [f32]> {
-        Some(x)
-    }
     #[inline(always)]
     fn visit<F: Family, V: Visitor<F, Self>>(any: Any<F, Self>, visitor: V) -> V::Out {
         match any {
@@ -164,6 +162,7 @@ impl Number for f64 {
         -0.000_239_129_114_243_552_5,
     ];
     const TANH_SMALL: Self = 0.25;
+    const OF_CODES: bool = false;
     const POWERS: Self = 1022.0;
 
     fn from_f64(x: f64) -> Self {
@@ -187,9 +186,6 @@ impl Number for f64 {
     }
     fn on_amx<K: AmxKernel>(_: Isa, task: K::Task<Self>) -> Result<K::Out, K::Task<Self>> {
         Err(task)
-    }
-    fn as_f32(_: &mut [Self]) -> Option<&mut [f32]> {
-        None
     }
     #[inline(always)]
     fn visit<F: Family, V: Visitor<F, Self>>(any: Any<F, Self>, visitor: V) -> V::Out {

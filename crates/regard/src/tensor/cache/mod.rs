@@ -120,7 +120,7 @@ impl<E: Element> KvCache<E> {
         quantization: Quantization,
         budget: usize,
     ) -> Result<Self, Error> {
-        if E::Num::as_f32(&mut []).is_none() {
+        if !E::Num::OF_CODES {
             let (dtype, storage) = (E::NAME, quantization.name());
             return Err(Error::NotQuantized { dtype, storage });
         }
