@@ -35,8 +35,11 @@ pub(crate) struct DecodeScratch<N> {
     sparse: Vec<SparseKey>,
     /// Rows that are weighed together: those of one head, or all, if no option tells heads apart.
     head_groups: Vec<HeadGroup<N>>,
-    /// Dot products of a block, then weights: those of a key side by side, [`DecodeRows::width`] from one key to the next.
+    /// Dot products of a block: those of a key side by side, [`DecodeRows::width`] from one key to the next. Those of lanes without a
+    /// row are 0: such a lane is computed beside the others, and large numbers in it would take all of them to the slow path.
     dots: Vec<N>,
+    /// Their weights in the same order, gathered from several head groups.
+    weights: Vec<Lanes<N>>,
     factors: Vec<Lanes<N>>,
     /// Rows of a block that lie in two pages.
     copies: [Copies<N>; 2],
@@ -52,7 +55,7 @@ pub(crate) struct DecodeRows<N> {
     pub(crate) q_parts: RowBuffer<N>,
     pub(crate) sums: RowBuffer<N>,
     pub(crate) count: usize,
-    /// Lanes of a key: a power of two, at most [`DECODE_MAX_ROWS`].
+    /// Lanes of a key: 1, or a power of two from [`ROWS`] to [`DECODE_MAX_ROWS`].
     pub(crate) width: usize,
 }
 
@@ -83,8 +86,8 @@ pub(crate) struct Weighted<'t, N: Number> {
     pub(crate) values: BlockRows<'t, N>,
     /// Rows that are needed next.
     pub(crate) next_rows: BlockRows<'t, N>,
-    /// `[key][row]`
-    pub(crate) weights: &'t [N],
+    /// `[key][row]`, see [`weights_from`].
+    pub(crate) weights: &'t [Lanes<N>],
     /// Which rows see each key, unless all see all of them: a key that a row does not see is left out of its sum.
     pub(crate) visible: Option<&'t [RowMask]>,
     /// What the sums so far are multiplied by.
@@ -142,11 +145,18 @@ impl<N: Number> DecodeScratch<N> {
             sparse: Vec::new(),
             head_groups: head_groups.collect(),
             dots: vec![N::zero(); BLOCK_KEYS * DECODE_MAX_ROWS],
+            weights: zeros(BLOCK_KEYS / GROUP * DECODE_MAX_ROWS),
             factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
             copies: [Copies::default(), Copies::default()],
             amx: tiles.map(AmxDecodeScratch::new),
         }
     }
+}
+
+/// The weights `[key][row]` from this one on: those of a key lie side by side.
+#[inline(always)]
+pub(crate) fn weights_from<N>(weights: &[Lanes<N>], first: usize) -> &[N] {
+    &weights[first / GROUP].0[first % GROUP..]
 }
 
 /// Sums that the weights of a row are kept in: keys that stand side by side for [`DECODE_MAX_ROWS`] rows.
@@ -196,7 +206,10 @@ impl<N: Number> DecodeScratch<N> {
         key_range: &KeyRange<'_>,
     ) {
         self.rows.count = self.heads * rows.count;
-        self.rows.width = self.rows.count.next_power_of_two();
+        self.rows.width = match self.rows.count {
+            0 | 1 => 1,
+            count => count.next_power_of_two().max(ROWS),
+        };
         self.rows.sums.clear();
         self.dots.fill(N::zero());
         for head_group in &mut self.head_groups {
@@ -260,8 +273,11 @@ impl<N: Number> DecodeScratch<N> {
             let mut rescale = [N::one(); DECODE_MAX_ROWS];
             let mut visible = [RowMask::MAX; BLOCK_KEYS];
             let hidden = self.gather(rows.count, n, &mut rescale, &mut visible);
-            let (weights, visible) = (&self.dots[..], hidden.then_some(&visible[..n]));
-            let rescale = &rescale;
+            let weights = match &self.head_groups[..] {
+                [one] if one.spreads() => &one.tile,
+                _ => &self.weights,
+            };
+            let (rescale, visible) = (&rescale, hidden.then_some(&visible[..n]));
             let work = Weighted { values, next_rows: next, weights, visible, rescale };
             products.add(isa, &mut self.rows, work);
         }
@@ -269,7 +285,7 @@ impl<N: Number> DecodeScratch<N> {
         self.copies = [key_copies, value_copies];
     }
 
-    /// The weights of all head_groups side by side, what their sums are multiplied by and, if that is not all, what they see.
+    /// The weights of all head groups side by side, what their sums are multiplied by and, if that is not all, what they see.
     fn gather(
         &mut self,
         each: usize,
@@ -281,12 +297,9 @@ impl<N: Number> DecodeScratch<N> {
         for head_group in &self.head_groups {
             let (first, count) = (head_group.heads.start * each, head_group.heads.len() * each);
             rescale[first..first + count].copy_from_slice(&head_group.rescale.0[..count]);
-            if head_group.width < GROUP {
-                for (to, weights) in self.dots.chunks_exact_mut(GROUP).zip(&head_group.tile) {
-                    to.copy_from_slice(&weights.0);
-                }
-            } else {
-                for (to, weights) in self.dots.chunks_exact_mut(width).zip(&head_group.tile[..n]) {
+            if !head_group.spreads() {
+                let keys = self.weights.iter_mut().flat_map(|keys| keys.0.chunks_exact_mut(width));
+                for (to, weights) in keys.zip(&head_group.tile[..n]) {
                     let to = &mut to[first..first + count];
                     match head_group.any {
                         true => to.copy_from_slice(&weights.0[..count]),
@@ -325,7 +338,7 @@ impl<N: Number> DecodeScratch<N> {
         let (from, count) =
             (head_group.heads.start * rows.count, head_group.heads.len() * rows.count);
         let width = self.rows.width;
-        let spread = head_group.width < GROUP;
+        let spread = head_group.spreads();
         let span = Span::first(if spread { GROUP } else { count });
         // Rows of the tile; lanes without a key count as hidden.
         let used = if spread { (n * width).div_ceil(GROUP) } else { n };
@@ -441,6 +454,11 @@ fn sum_of_classes<N: Number, S: Simd<N>>(s: S, tile: &[Lanes<N>], width: usize) 
 }
 
 impl<N: Number> HeadGroup<N> {
+    /// Whether several keys stand side by side in the lanes. It is the only one then.
+    fn spreads(&self) -> bool {
+        self.width < GROUP
+    }
+
     /// What its rows see of a block.
     fn look(&mut self, block: &KeyBlock, each: usize) {
         let first = self.heads.start * each;

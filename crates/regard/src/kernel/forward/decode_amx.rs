@@ -14,13 +14,13 @@
 //! Zero times a number that is not finite is not zero. Such a number shows in the sums; then the pass is taken once more with
 //! these numbers left out of the tiles and added one by one to the rows that see them.
 
-use super::decode::{AnyRows, BlockRows, DecodeRows, Products, Weighted};
+use super::decode::{AnyRows, BlockRows, DecodeRows, Products, Weighted, weights_from};
 use crate::kernel::amx::{
     AmxDecodeScratch, KEY_GROUPS, ROWS, ROWS_PER_WEIGHT_TILE, SumRow, TileRow, WIDTH,
 };
 use crate::kernel::block_loop::DECODE_MAX_ROWS;
 use crate::kernel::lanes;
-use crate::machine::simd::{Amx, Any, Avx512, Isa, Simd, Task, TileShape, Tiles, each};
+use crate::machine::simd::{Amx, Any, Avx512, Isa, Lanes, Simd, Task, TileShape, Tiles, each};
 use crate::tensor::view::Rows;
 use half::bf16;
 
@@ -101,7 +101,6 @@ impl Products<f32> for OnAmx<'_> {
         let (s, scratch, non_finite) = (self.amx.vectors(), &mut *self.scratch, self.non_finite);
         match rows.width {
             1 => s.call(Add::<1> { s, t, scratch, rows, values, work, non_finite }),
-            2 => s.call(Add::<2> { s, t, scratch, rows, values, work, non_finite }),
             4 => s.call(Add::<4> { s, t, scratch, rows, values, work, non_finite }),
             8 => s.call(Add::<8> { s, t, scratch, rows, values, work, non_finite }),
             _ => s.call(Add::<16> { s, t, scratch, rows, values, work, non_finite }),
@@ -277,7 +276,8 @@ impl<const WIDE: usize> Task<f32> for Add<'_, '_, WIDE> {
         for group in 0..groups {
             // Only the last group is ever copied.
             here[group] = Matrix::group(values, group, copies);
-            pack_weights::<WIDE>(s, &weights[group * ROWS * WIDE..], &mut packed[group * ROWS..]);
+            let first = group * ROWS * WIDE;
+            pack_weights::<WIDE>(s, (weights, first), &mut packed[group * ROWS..]);
         }
         assert!(WIDE / each * chunks * ROWS <= sums.len());
         for eight in 0..WIDE / each {
@@ -342,7 +342,8 @@ impl<const WIDE: usize> Add<'_, '_, WIDE> {
             for (d, x) in values.row(key).iter().map(|x| x.to_f32()).enumerate() {
                 for row in (0..self.rows.count).filter(|_| !x.is_finite()) {
                     if visible.is_none_or(|visible| visible[key] >> row & 1 == 1) {
-                        self.rows.sums.row_mut(row)[d] += weights[key * WIDE + row] * x;
+                        let weight = weights_from(weights, key * WIDE + row)[0];
+                        self.rows.sums.row_mut(row)[d] += weight * x;
                     }
                 }
             }
@@ -352,10 +353,14 @@ impl<const WIDE: usize> Add<'_, '_, WIDE> {
 
 /// The weights of 16 keys, `[key][row]`, as tiles. Behind the last key may be anything finite: it meets values of 0.
 #[inline(always)]
-fn pack_weights<const WIDE: usize>(s: Avx512, weights: &[f32], to: &mut [TileRow]) {
+fn pack_weights<const WIDE: usize>(
+    s: Avx512,
+    (weights, first): (&[Lanes<f32>], usize),
+    to: &mut [TileRow],
+) {
     let mut rows = [s.splat(0.0); WIDE];
     for (i, row) in rows.iter_mut().enumerate() {
-        *row = s.load(&weights[i * 16..]);
+        *row = s.load(weights_from(weights, first + i * 16));
     }
     // From `[key][row]` to `[row][key]`: even and odd lanes bf16 term, again and again.
     let mut half = WIDE / 2;

@@ -8,7 +8,7 @@
     reason = "indices over constants keep the register tiles in registers"
 )]
 
-use super::decode::{BlockRows, DecodeRows, Products, Weighted};
+use super::decode::{BlockRows, DecodeRows, Products, Weighted, weights_from};
 use crate::kernel::dequantize::{E4m3, Format, Int8, Plain, scale_of};
 use crate::kernel::lanes::LINE;
 use crate::machine::simd::{self, Element, Isa, MAX_LANES, Number, Simd, Task, Visitor, each};
@@ -21,7 +21,9 @@ pub(crate) struct Vectors;
 
 impl<N: Number> Products<N> for Vectors {
     fn start(&mut self, rows: &mut DecodeRows<N>, factor: N) {
-        for row in 0..rows.count {
+        // Rows up to a whole tile are 0: their products are computed beside those of the others, and not used.
+        for row in 0..rows.count.next_multiple_of(ROWS) {
+            let factor = if row < rows.count { factor } else { N::zero() };
             let parts = rows.q_parts.row_mut(row / ROWS).chunks_exact_mut(ROWS * PARTIAL);
             for (to, from) in parts.zip(rows.q.row(row).chunks_exact(PARTIAL)) {
                 let to = to[row % ROWS * PARTIAL..].iter_mut();
@@ -128,6 +130,13 @@ pub(super) const PARTIAL: usize = 16;
 /// Rows of a register tile.
 pub(super) const ROWS: usize = 4;
 
+/// Rows of the register tile for so many that are left: a whole one for two or three, since to read each key once more costs more than
+/// products that nobody needs.
+#[inline(always)]
+const fn tile_rows(left: usize) -> usize {
+    if left == 1 { 1 } else { ROWS }
+}
+
 /// `to[key][row] = keys[key] . q[row]`
 struct DotRows<'t, 'r, N: Number, F: Format<N>> {
     rows: &'t DecodeRows<N>,
@@ -140,37 +149,18 @@ impl<N: Number, F: Format<N>> Task<N> for DotRows<'_, '_, N, F> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(mut self, s: S) {
-        let len = self.keys.rows.len;
+        self.next.step = self.next.bytes / (self.keys.rows.dim / PARTIAL).max(1);
         let mut row = 0;
         while row < self.rows.count {
-            let (mut key, rows) = (0, if row + ROWS <= self.rows.count { ROWS } else { 1 });
+            let rows = tile_rows(self.rows.count - row);
             // As many results as a vector has lanes, or half as many, so that they are added up together.
-            if rows == 1 {
-                while S::LANES == 16 && key + 8 <= len {
-                    self.block::<S, 8, 1>(s, key, row);
-                    key += 8;
-                }
-                while S::LANES == 8 && key + 4 <= len {
-                    self.block::<S, 4, 1>(s, key, row);
-                    key += 4;
-                }
-                while key < len {
-                    self.block::<S, 1, 1>(s, key, row);
-                    key += 1;
-                }
-            } else {
-                while S::LANES == 16 && key + 4 <= len {
-                    self.block::<S, 4, ROWS>(s, key, row);
-                    key += 4;
-                }
-                while S::LANES == 8 && key + 2 <= len {
-                    self.block::<S, 2, ROWS>(s, key, row);
-                    key += 2;
-                }
-                while key < len {
-                    self.block::<S, 1, ROWS>(s, key, row);
-                    key += 1;
-                }
+            match (S::LANES, rows) {
+                (16, ROWS) => self.keys::<S, 4, ROWS>(s, row),
+                (8, ROWS) => self.keys::<S, 2, ROWS>(s, row),
+                (_, ROWS) => self.keys::<S, 1, ROWS>(s, row),
+                (16, _) => self.keys::<S, 8, 1>(s, row),
+                (8, _) => self.keys::<S, 4, 1>(s, row),
+                _ => self.keys::<S, 1, 1>(s, row),
             }
             row += rows;
             self.next = NextRows::NONE;
@@ -179,6 +169,20 @@ impl<N: Number, F: Format<N>> Task<N> for DotRows<'_, '_, N, F> {
 }
 
 impl<N: Number, F: Format<N>> DotRows<'_, '_, N, F> {
+    /// All keys, `KEYS` at a time, with the rows of a tile.
+    #[inline(always)]
+    fn keys<S: Simd<N>, const KEYS: usize, const ROWS: usize>(&mut self, s: S, row: usize) {
+        let mut key = 0;
+        while key + KEYS <= self.keys.rows.len {
+            self.block::<S, KEYS, ROWS>(s, key, row);
+            key += KEYS;
+        }
+        while key < self.keys.rows.len {
+            self.block::<S, 1, ROWS>(s, key, row);
+            key += 1;
+        }
+    }
+
     #[inline(always)]
     fn block<S: Simd<N>, const KEYS: usize, const ROWS: usize>(
         &mut self,
@@ -200,14 +204,18 @@ impl<N: Number, F: Format<N>> DotRows<'_, '_, N, F> {
         }
         let (first, q) = (row % self::ROWS * PARTIAL, self.rows.q_parts.row(row / self::ROWS));
         let (q, _) = q.as_chunks::<{ self::ROWS * PARTIAL }>();
-        // Before the sums are set up: beside them there is no room for more addresses.
-        for _ in 0..KEYS {
-            let line = self.next.take();
-            line.prefetch(0..line.bytes);
+        let next = self.next.take(KEYS);
+        // Spread over the parts or, where 16 registers have no room for more addresses, before the sums are set up.
+        if !S::WIDE {
+            (0..KEYS).for_each(|i| next.prefetch(i, 0..next.bytes));
         }
         // One vector of the parts after the other: the sums of all do not fit in 16 registers.
         for j in 0..vectors {
+            let mut sum = [[zero; ROWS]; KEYS];
             for (part, q) in q[..whole].iter().enumerate() {
+                if S::WIDE {
+                    (0..KEYS).for_each(|i| next.prefetch_line(i, part * next.step + j * LINE));
+                }
                 let mut y = [zero; ROWS];
                 for r in 0..ROWS {
                     y[r] = s.load(&q[first + r * PARTIAL + j * S::LANES..]);
@@ -215,10 +223,11 @@ impl<N: Number, F: Format<N>> DotRows<'_, '_, N, F> {
                 for i in 0..KEYS {
                     let x = F::load(s, &keys[i][part][j * S::LANES..], s.splat(scales[i]));
                     for r in 0..ROWS {
-                        sums[j][i][r] = s.fma(x, y[r], sums[j][i][r]);
+                        sum[i][r] = s.fma(x, y[r], sum[i][r]);
                     }
                 }
             }
+            sums[j] = sum;
         }
         if whole * PARTIAL < self.keys.rows.dim {
             for i in 0..KEYS {
@@ -258,13 +267,15 @@ struct NextRows {
     /// From one row to the next, in bytes; 0 if there is none.
     stride: usize,
     bytes: usize,
+    /// Bytes of a row that are asked for with one of the parts of a dot product.
+    step: usize,
 }
 
 /// A line that is in the first cache: to ask for it costs nothing.
 static HOT: u64 = 0;
 
 impl NextRows {
-    const NONE: Self = Self { first: (&raw const HOT).cast(), stride: 0, bytes: 0 };
+    const NONE: Self = Self { first: (&raw const HOT).cast(), stride: 0, bytes: 0, step: 0 };
 
     #[inline(always)]
     fn of<N: Number>(rows: BlockRows<'_, N>) -> Self {
@@ -284,21 +295,27 @@ impl NextRows {
             return Self::NONE;
         }
         let size = size_of::<T>();
-        Self { first: data.as_ptr().cast(), stride: stride * size, bytes: dim * size }
+        Self { first: data.as_ptr().cast(), stride: stride * size, bytes: dim * size, step: 0 }
     }
 
-    /// The next row, which is none of these afterwards.
+    /// The next `n` rows, which are none of these afterwards.
     #[inline(always)]
-    fn take(&mut self) -> Self {
+    fn take(&mut self, n: usize) -> Self {
         let taken = *self;
-        self.first = self.first.wrapping_add(self.stride);
+        self.first = self.first.wrapping_add(n * self.stride);
         taken
     }
 
-    /// Asks for the lines of these bytes of the next row.
+    /// Asks for the lines of these bytes of a row.
     #[inline(always)]
-    fn prefetch(self, bytes: Range<usize>) {
-        bytes.step_by(LINE).for_each(|byte| simd::prefetch_l2(self.first.wrapping_add(byte)));
+    fn prefetch(self, row: usize, bytes: Range<usize>) {
+        bytes.step_by(LINE).for_each(|byte| self.prefetch_line(row, byte));
+    }
+
+    /// Asks for the line of this byte of a row.
+    #[inline(always)]
+    fn prefetch_line(self, row: usize, byte: usize) {
+        simd::prefetch_l2(self.first.wrapping_add(row * self.stride + byte));
     }
 }
 
@@ -346,7 +363,7 @@ impl<N: Number, F: Format<N>, const HIDDEN: bool> Task<N> for AddRows<'_, '_, '_
         let (count, dim) = (self.rows.count, self.values.rows.dim);
         let mut row = 0;
         while row < count {
-            let rows = if row + ROWS <= count { ROWS } else { 1 };
+            let rows = tile_rows(count - row);
             let mut d = 0;
             while d + S::LANES <= dim {
                 let vectors = (dim - d) / S::LANES;
@@ -401,7 +418,7 @@ impl<N: Number, F: Format<N>, const HIDDEN: bool> AddRows<'_, '_, '_, N, F, HIDD
 
     #[inline(always)]
     fn weight(&self, key: usize, row: usize) -> N {
-        self.work.weights[key * self.rows.width + row]
+        weights_from(self.work.weights, key * self.rows.width + row)[0]
     }
 
     #[inline(always)]
@@ -417,14 +434,11 @@ impl<N: Number, F: Format<N>, const HIDDEN: bool> AddRows<'_, '_, '_, N, F, HIDD
         let (lines, first_byte) =
             ((VECTORS * S::LANES * size_of::<F::Code>()).div_ceil(LINE), d * size_of::<F::Code>());
         let mut sums = [[s.splat(N::default()); VECTORS]; ROWS];
-        for (key, weights) in weights.chunks_exact(width).take(values.len).enumerate() {
-            let line = next.take();
-            for i in 0..lines {
-                let byte = first_byte + i * LINE;
-                line.prefetch(byte..byte + 1);
-            }
+        for key in 0..values.len {
+            let line = next.take(1);
+            (0..lines).for_each(|i| line.prefetch_line(0, first_byte + i * LINE));
             let value = &values.data[key * values.stride + d..][..VECTORS * S::LANES];
-            let weights = &weights[row..][..ROWS];
+            let weights = &weights_from(weights, key * width + row)[..ROWS];
             let scale = s.splat(scale_of::<N, F>(scales, key));
             let mut x = [s.splat(N::default()); VECTORS];
             for j in 0..VECTORS {
