@@ -3,6 +3,8 @@
 //! The result of a task does not depend on the thread that runs it, and no two tasks write the same row, so outputs are bitwise
 //! identical for any number of threads.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -36,6 +38,23 @@ pub(crate) fn run<M>(
     run_then(threads, tasks, memory, task, drop);
 }
 
+/// Tasks that a thread claims at a time: several small ones, to reduce contention on the counter.
+fn grain(threads: usize, tasks: usize) -> usize {
+    (tasks / threads.saturating_mul(16)).clamp(1, 16)
+}
+
+/// When the last of so many workers is done with tasks of these costs, which it claims as the threads of [`run`] do.
+pub(crate) fn finish_time(workers: usize, costs: &[u128]) -> u128 {
+    let workers = workers.clamp(1, costs.len().max(1));
+    let mut free_at = BinaryHeap::from(vec![Reverse(0u128); workers]);
+    for claimed in costs.chunks(grain(workers, costs.len())) {
+        if let Some(mut next) = free_at.peek_mut() {
+            next.0 += claimed.iter().sum::<u128>();
+        }
+    }
+    free_at.into_iter().map(|Reverse(time)| time).max().unwrap_or(0)
+}
+
 /// As [`run`]; at the end, `done` is given the memory of each thread.
 pub(crate) fn run_then<M>(
     threads: usize,
@@ -45,8 +64,7 @@ pub(crate) fn run_then<M>(
     done: impl Fn(M) + Sync,
 ) {
     let threads = threads.max(1);
-    // Small tasks are claimed several at a time, to reduce contention on the counter.
-    let grain = (tasks / threads.saturating_mul(16)).clamp(1, 16);
+    let grain = grain(threads, tasks);
     let next = AtomicUsize::new(0);
     let work = || {
         let mut mine = None;

@@ -13,6 +13,7 @@ use crate::machine::run::run_then;
 use crate::machine::simd::{Element, Number};
 use crate::plan::output::Output;
 use crate::tensor::cache::{KvCache, Quantization, Sequence};
+use crate::tensor::index::RowTile;
 use crate::tensor::source::Source;
 use crate::tensor::view::{OutView, Tensor, TileHeads, Unwritten, View, ViewMut};
 
@@ -169,6 +170,35 @@ impl<E: Element> Plan<'_, E> {
     }
 }
 
+/// The tasks of a stage, which are independent of each other.
+pub(super) struct StageTasks {
+    grid: Grid,
+    /// Query heads of a task.
+    pub(super) served: usize,
+    /// Tasks that have all heads.
+    groups: usize,
+}
+
+/// One of them: the item among those of its class, the first head, the part of the keys, and the rows.
+pub(super) struct StageTask {
+    pub(super) slot: usize,
+    pub(super) head: usize,
+    pub(super) part: usize,
+    pub(super) rows: RowTile,
+}
+
+impl StageTasks {
+    pub(super) fn count(&self) -> usize {
+        self.grid.count()
+    }
+
+    /// Parts outermost: heads that share keys are neighbours in time.
+    pub(super) fn at(&self, task: usize) -> StageTask {
+        let (slot, rest, rows) = self.grid.at(task);
+        StageTask { slot, head: rest % self.groups * self.served, part: rest / self.groups, rows }
+    }
+}
+
 /// Keys and values of a call.
 #[derive(Clone, Copy, Debug)]
 pub enum KeysValues<'c, E: Element> {
@@ -319,30 +349,24 @@ impl<N: Number> Core<'_, N> {
         to: Option<&Outputs<'_, N>>,
         partial: Option<&ViewMut<'_, N>>,
     ) {
-        let Dims { batch, heads, .. } = self.problem.dims();
-        let (schedule, items) = (class.schedule, class.count(batch));
-        let q_len = |slot: usize| self.problem.q_len(class.item(slot));
+        let heads = self.problem.dims().heads;
+        let schedule = class.schedule;
         let packed_kv = self.pack_kv(class, &call);
         let packed_kv = packed_kv.as_ref();
         for (tiling, stage) in stages {
-            let tiling = |slot| Tiling { q_len: q_len(slot), ..tiling };
-            let parts = if stage.into.is_some() { class.parts } else { 1 };
-            // Few rows: a task has several heads that a key head serves.
-            let decode = schedule.decode.filter(|_| stage.keys.is_some());
-            let served = decode.unwrap_or(1);
-            let groups = heads.q / served;
-            let each = groups * parts;
-            let grid = Grid::new(items, each, self.problem.q_offsets().is_none(), tiling);
-            let tiles = schedule.tiles.filter(|_| stage.keys.is_some());
+            let tasks = self.stage_tasks(class, tiling, &stage);
+            let served = tasks.served;
+            let with_keys = stage.keys.is_some();
+            let (tiles, decode) =
+                (schedule.tiles.filter(|_| with_keys), schedule.decode.filter(|_| with_keys));
             let sizes = ScratchSizes::new(&self.problem, Schedule { tiles, decode, ..schedule });
             run_then(
                 self.threads(),
-                grid.count(),
+                tasks.count(),
                 || self.scratch.take(&self.problem, sizes),
                 |scratch, i| {
-                    let (slot, rest, rows) = grid.at(i);
-                    // Parts outermost: heads that share keys are neighbours in time.
-                    let (b, head, part) = (class.item(slot), rest % groups * served, rest / groups);
+                    let StageTask { slot, head, part, rows } = tasks.at(i);
+                    let b = class.item(slot);
                     if rows.count == 0 {
                         return;
                     }
@@ -385,16 +409,39 @@ impl<N: Number> Core<'_, N> {
         }
     }
 
-    /// Threads that a call is worth: to wake one up, and to wait for it, takes longer than a small call.
-    fn threads(&self) -> usize {
+    /// The tasks of a stage of a class.
+    pub(super) fn stage_tasks(
+        &self,
+        class: &ItemClass,
+        tiling: Tiling,
+        stage: &Stage<'_>,
+    ) -> StageTasks {
+        let Dims { batch, heads, .. } = self.problem.dims();
+        let parts = if stage.into.is_some() { class.parts } else { 1 };
+        // Few rows: a task has several heads that a key head serves.
+        let served = class.schedule.decode.filter(|_| stage.keys.is_some()).unwrap_or(1);
+        let groups = heads.q / served;
+        let tiling = |slot| Tiling { q_len: self.problem.q_len(class.item(slot)), ..tiling };
+        let uniform = self.problem.q_offsets().is_none();
+        let grid = Grid::new(class.count(batch), groups * parts, uniform, tiling);
+        StageTasks { grid, served, groups }
+    }
+
+    /// Threads that a call is worth.
+    pub(super) fn threads(&self) -> usize {
+        if self.is_small() { 1 } else { self.machine.threads }
+    }
+
+    /// Whether to wake a thread up, and to wait for it, takes longer than the call.
+    pub(super) fn is_small(&self) -> bool {
         let Dims { batch, heads, q_len, k_len, qk_dim, v_dim, .. } = self.problem.dims();
         // Numbers of keys and values, each of which is read, and multiplied for each row that it meets.
-        let numbers = [batch, k_len, qk_dim + v_dim].into_iter().fold(1, usize::saturating_mul);
-        let rows = heads.q.saturating_mul(q_len).saturating_add(READ_COST * heads.kv);
-        match numbers.saturating_mul(rows) < PARALLEL_MIN_PRODUCTS {
-            true => 1,
-            false => self.machine.threads,
-        }
+        // Tensors without elements may have axes of any size.
+        let features = qk_dim.saturating_add(v_dim);
+        let numbers = [batch, k_len, features].into_iter().fold(1, usize::saturating_mul);
+        let reads = heads.kv.saturating_mul(READ_COST);
+        let rows = heads.q.saturating_mul(q_len).saturating_add(reads);
+        numbers.saturating_mul(rows) < PARALLEL_MIN_PRODUCTS
     }
 
     /// Keys and values in tiles, where several tiles of rows meet them.

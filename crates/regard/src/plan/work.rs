@@ -1,11 +1,14 @@
 //! What a plan will compute, counted, and told.
 
+use super::forward::{StageTask, StageTasks};
 use super::{Core, ItemClass, PART_KEYS, Plan};
 use crate::description::mask::{Edges, Mask, Run};
 use crate::description::problem::Dims;
 use crate::kernel::block_loop::{KeyRange, TILE_ROWS, Tiling};
+use crate::kernel::forward::Stage;
 use crate::kernel::key_blocks::{KeyBlock, KeyBlocks};
 use crate::machine::Machine;
+use crate::machine::run::finish_time;
 use crate::machine::simd::{Element, GROUP, Number};
 use crate::tensor::index::{BLOCK_KEYS, RowTile, Scope, signed};
 use std::fmt;
@@ -40,9 +43,65 @@ impl<E: Element> Plan<'_, E> {
     pub fn work(&self) -> Work {
         self.core().work()
     }
+
+    /// For how many of so many threads a forward pass has work at a time, on the mean: its time on one thread divided by its time on these, if
+    /// a task takes as long as it computes pairs, and memory and the wake-up of threads cost nothing. 1 for a call that is too small for more.
+    ///
+    /// A simulation of the tasks in the order in which threads claim them, so it takes longer for a call with more of them. With more than
+    /// 65,536 tasks there is work for all threads.
+    #[must_use]
+    #[inline(never)]
+    pub fn parallelism(&self, threads: usize) -> f64 {
+        self.core().parallelism(threads)
+    }
 }
 
+/// Tasks that are simulated: with more of them, how the last ones fall does not matter.
+const MAX_SIMULATED_TASKS: usize = 1 << 16;
+
 impl<N: Number> Core<'_, N> {
+    fn parallelism(&self, threads: usize) -> f64 {
+        if threads <= 1 || self.is_small() || self.problem.rows() == 0 {
+            return 1.0;
+        }
+        // No stage has more tasks than this, and to count those of a large one may overflow.
+        let parts = self.classes.iter().map(|class| class.parts).max().unwrap_or(1);
+        if self.problem.rows().saturating_mul(parts) > MAX_SIMULATED_TASKS * TILE_ROWS {
+            return threads as f64;
+        }
+        let (mut alone, mut together) = (0, 0);
+        for class in &self.classes {
+            for (tiling, stage) in self.stages(class) {
+                let tasks = self.stage_tasks(class, tiling, &stage);
+                if tasks.count() > MAX_SIMULATED_TASKS {
+                    return threads as f64;
+                }
+                let costs = (0..tasks.count()).map(|i| self.cost(class, &stage, &tasks, i));
+                let costs: Vec<u128> = costs.collect();
+                alone += costs.iter().sum::<u128>();
+                together += finish_time(threads, &costs);
+            }
+        }
+        if together == 0 { 1.0 } else { alone as f64 / together as f64 }
+    }
+
+    /// Pairs that a task computes, or parts of rows that it merges.
+    fn cost(&self, class: &ItemClass, stage: &Stage<'_>, tasks: &StageTasks, i: usize) -> u128 {
+        let StageTask { slot, head, part, rows } = tasks.at(i);
+        if rows.count == 0 {
+            return 0;
+        }
+        let Some(KeyRange { mask, without, .. }) = stage.keys.clone() else {
+            return (rows.count * class.parts) as u128;
+        };
+        let item = class.item(slot);
+        let (scope, mut runs) = (self.problem.scope(item, head), Vec::new());
+        mask.runs_beyond(without, &scope, rows, &mut runs);
+        let keys = if class.schedule.parted { self.part(part, item) } else { 0..scope.k_len };
+        let [_, computed, ..] = count_blocks(&runs, keys, rows);
+        computed.cast_unsigned() * tasks.served as u128
+    }
+
     fn work(&self) -> Work {
         let Dims { heads, qk_dim, v_dim, .. } = self.problem.dims();
         let mut work = Work::default();
@@ -288,6 +347,11 @@ impl<N: Number> fmt::Display for Core<'_, N> {
                 f,
                 "  stages   first `{rest}` with neighbouring rows, then the rest with rows {stride} apart, which share their keys"
             )?;
+        }
+        match self.threads() {
+            1 if threads > 1 => writeln!(f, "  threads  1: too small a call to wake up another")?,
+            1 => {}
+            n => writeln!(f, "  threads  {n}: tasks for {:.1} of them", self.parallelism(n))?,
         }
         let why_parts = if parts == 1 {
             "rows alone fill the threads".into()

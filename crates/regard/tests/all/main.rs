@@ -14,6 +14,7 @@ mod house;
 mod laws;
 mod normalizers;
 mod packed;
+mod parallelism;
 mod parts;
 mod rope;
 mod shapes;
