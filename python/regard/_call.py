@@ -76,7 +76,7 @@ class Call(NamedTuple):
         return self.on(sys.modules["torch"].get_num_threads()) if _arrays.is_torch(q) else self
 
     def attend(self, q: Any, k: Any, v: Any) -> Any:
-        """Output of a call whose options have no arrays, in a new array of the library of q. The fast path: no other results."""
+        """Output of a call on NumPy arrays whose options have no arrays, in a new array. The fast path: no other results."""
         out = _arrays.like_rows(q, v.shape[-1])
         place = _arrays.place
         _regard.attend(self.text, place(q), place(k), place(v), place(out))

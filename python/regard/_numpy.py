@@ -145,18 +145,20 @@ def scaled_dot_product_attention(
     The causal mask is aligned to the top left. A boolean mask is True = visible; any other mask is added to the scores. The output of a
     query without visible keys is 0. Axes before the heads broadcast.
     """
+    whole = query.ndim == key.ndim == value.ndim == 4 and query.shape[0] == key.shape[0] == value.shape[0]
     heads = [x.shape[-3] if x.ndim > 2 else 1 for x in (query, key)]
     if not enable_gqa and heads[0] != heads[1]:
         raise ValueError(f"heads: q has {heads[0]}, k has {heads[1]}; use enable_gqa=True for grouped-query attention")
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask and is_causal: give only one of them")
-    query, key, value = _of_one_batch(query, key, value)
+    if not whole:
+        query, key, value = _of_one_batch(query, key, value)
     options: Options = {"align": "start", "dropout": dropout_p, "scale": scale}
     if is_causal:
         options["mask"] = "causal"
     elif attn_mask is not None:
         options.update(_mask_or_bias(attn_mask, query, key))
-    q, k, v = (_to_4d(x) for x in (query, key, value))
+    q, k, v = (query, key, value) if whole else [_to_4d(x) for x in (query, key, value)]
     if _arrays.is_torch(query):
         from . import torch
 

@@ -52,6 +52,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: bool = False, **op
     Without a `seed`, dropout uses PyTorch's default generator. `threads` defaults to `torch.get_num_threads()`. Under `torch.autocast`,
     tensors are cast as in `torch.nn.functional.scaled_dot_product_attention`.
     """
+    if not return_aux and _runs_directly(q, k, v):
+        call = described(q, options)
+        if call.is_plain:
+            return _attend_directly(call.on(torch.get_num_threads()).text, q, k, v)
     if options.get("dropout") and options.get("seed") is None:
         options["seed"] = torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64)
     if torch.is_autocast_enabled("cpu"):
@@ -62,10 +66,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: bool = False, **op
     if q.device.type not in ("cpu", "meta") or not q.device == k.device == v.device:
         raise TypeError(f"expected CPU tensors, found q on {q.device}, k on {k.device}, v on {v.device}; move them with .cpu()")
     q, k, v = _arrays.rows(q), _arrays.rows(k), _arrays.rows(v)
-    if not return_aux and _runs_directly(q, k, v):
-        call = described(q, options)
-        if call.is_plain:
-            return call.on(torch.get_num_threads()).attend(q, k, v)
     call = describe(q, **options)
     learned, held = [[x if isinstance(x, Tensor) else torch.as_tensor(x) for x in xs] for xs in (call.learned, call.held)]
     out, lse, states, entropy, max_score = _attend(q, k, v, learned, held, call.text)
@@ -75,18 +75,28 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: bool = False, **op
     return out, Aux(lse, states, entropy if watched else None, max_score if watched else None)
 
 
-def _runs_directly(*tensors: Tensor) -> bool:
-    """Whether nothing needs the operator: no gradient, no compiler, no transform or mode that watches operators. The operator costs as
-    much as a small attention."""
+def _runs_directly(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether nothing needs the operator: no gradient, no compiler, no autocast, no transform or mode that watches operators. The operator
+    costs as much as a small attention, and a loop over the tensors would double the time of this."""
     return (
         not torch.compiler.is_compiling()
-        and all([type(x) is Tensor and x.ndim == 4 and x.is_cpu for x in tensors])
-        and not (torch.is_grad_enabled() and any([x.requires_grad for x in tensors]))
+        and (type(q) is type(k) is type(v) is Tensor and q.ndim == k.ndim == v.ndim == 4 and q.is_cpu and k.is_cpu and v.is_cpu)
+        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
         and torch.autograd.forward_ad._current_level < 0
+        and not torch._C._is_any_autocast_enabled()
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._autograd._profiler_enabled()
     )
+
+
+def _attend_directly(options: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Output of a call whose options have no arrays, in the memory order of q."""
+    tensors = [x if x.stride(3) == 1 or x.shape[3] <= 1 else x.contiguous() for x in (q, k, v)]
+    out = torch.empty_like(q) if q.shape[3] == v.shape[3] else _arrays.like_rows(q, v.shape[3])
+    tensors.append(out)
+    _regard.attend(options, *[(x.data_ptr(), _arrays.dtype_of(x), x.shape, x.stride()) for x in tensors])
+    return out
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, learned: List[Tensor], held: List[Tensor], options: str) -> Tuple[Tensor, ...]:
