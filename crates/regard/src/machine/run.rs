@@ -6,7 +6,20 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Threads of the host program: calls `work` on up to so many of them at once, the calling thread among them, and returns when each call
+/// has returned. May call it fewer times, but at least once. Returns false, without having called it, to leave the work to rayon.
+pub type Executor = fn(threads: usize, work: &(dyn Fn() + Sync)) -> bool;
+
+static EXECUTOR: OnceLock<Executor> = OnceLock::new();
+
+/// Runs the tasks of all calls in this process on threads of the host program instead of rayon's. A program that keeps a pool of its own
+/// (OpenMP's threads spin for milliseconds after each parallel region) would otherwise have twice as many threads as cores. Results are
+/// the same. Returns false if another executor has been set before, which then stays.
+pub fn set_executor(executor: Executor) -> bool {
+    EXECUTOR.set(executor).is_ok()
+}
 
 /// As [`run`], for tasks that return a value. The values are returned in task order.
 pub(crate) fn collect<M, T: Send>(
@@ -65,6 +78,7 @@ pub(crate) fn run_then<M>(
 ) {
     let threads = threads.max(1);
     let grain = grain(threads, tasks);
+    let threads = threads.min(tasks.div_ceil(grain));
     let next = AtomicUsize::new(0);
     let work = || {
         let mut mine = None;
@@ -78,13 +92,13 @@ pub(crate) fn run_then<M>(
         }
         mine.map(&done);
     };
-    #[cfg(feature = "rayon")]
-    rayon::in_place_scope(|scope| {
-        for _ in 1..threads.min(tasks.div_ceil(grain)) {
-            scope.spawn(|_| work());
-        }
-        work();
-    });
-    #[cfg(not(feature = "rayon"))]
+    if threads > 1 && !EXECUTOR.get().is_some_and(|run| run(threads, &work)) {
+        #[cfg(feature = "rayon")]
+        return rayon::in_place_scope(|scope| {
+            (1..threads).for_each(|_| scope.spawn(|_| work()));
+            work();
+        });
+    }
+    // On one thread, and what an executor has left.
     work();
 }
