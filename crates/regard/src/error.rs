@@ -426,15 +426,3 @@ impl Error {
 }
 
 impl std::error::Error for Error {}
-
-/// Allocates a buffer of the product of `sizes`, filled with `x`. The sizes come from the user, so a failed allocation is an
-/// error and does not abort the process.
-pub(crate) fn filled<T: Copy>(x: T, sizes: &[usize]) -> Result<Vec<T>, Error> {
-    let count = sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
-    let bytes = count.unwrap_or(usize::MAX).saturating_mul(size_of::<T>());
-    let refused = || Error::OutOfMemory { bytes };
-    let (count, mut room) = (count.ok_or_else(refused)?, Vec::new());
-    room.try_reserve_exact(count).map_err(|_| refused())?;
-    room.resize(count, x);
-    Ok(room)
-}

@@ -30,6 +30,7 @@
 //
 // The computer
 //   machine::run          tasks to threads
+//   machine::memory       memory for results
 //   machine::simd         numbers, the types that hold them in memory, vectors of them, instruction sets
 //   machine               the computer as a value
 //   machine::roofline     loops that measure peak arithmetic throughput

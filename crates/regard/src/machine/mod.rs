@@ -1,10 +1,12 @@
 //! Description of the machine that a plan targets. A plain value, so tests and users can describe another machine.
 
+pub(crate) mod memory;
 pub mod roofline;
 pub(crate) mod run;
 pub(crate) mod simd;
 
 use crate::machine::simd::{Number, math};
+pub use run::{Executor, set_executor};
 pub use simd::{Isa, Precision};
 use std::sync::OnceLock;
 

@@ -7,12 +7,13 @@ use super::sums::{OptionGrads, OptionSums, add_tables};
 use super::{Core, Plan};
 use crate::description::problem::{Dims, Heads};
 use crate::description::score::RelativeBias;
-use crate::error::{Error, filled};
+use crate::error::Error;
 use crate::kernel::backward::{
     BackwardCall, ByKeys, ByProjection, Join, OPTIONS, Parts, QueryGrads, Scratch, Target,
 };
 use crate::kernel::block_loop::{Call, KeyRange, Tiling};
 use crate::kernel::project::project_backward;
+use crate::machine::memory::filled;
 use crate::machine::run::run;
 use crate::machine::simd::{Element, Number};
 use crate::plan::grads::{Grads, OutputGrads};

@@ -3,9 +3,10 @@
 use super::{Core, Grid, lane_rows};
 use crate::description::normalizer::{NONE, Normalizer, Selection};
 use crate::description::problem::Dims;
-use crate::error::{Error, filled};
+use crate::error::Error;
 use crate::kernel::block_loop::{Call, Tiling};
 use crate::kernel::select::{Scratch, Select, Target};
+use crate::machine::memory::filled;
 use crate::machine::run::run;
 use crate::machine::simd::Number;
 use crate::tensor::view::TileHeads;

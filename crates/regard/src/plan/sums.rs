@@ -4,6 +4,7 @@ use super::Core;
 use crate::description::similarity::{Additive, Similarity};
 use crate::error::Error;
 use crate::kernel::backward::OPTIONS;
+use crate::machine::memory::use_large_pages;
 use crate::machine::simd::{Element, Number};
 use crate::plan::grads::{AdditiveGrads, Grads};
 use crate::tensor::view::{Layout, Shape, Tensor};
@@ -44,10 +45,11 @@ impl<N: Number> OptionSums<N> {
             centers: Vec::new(),
             centre_factor: plan.problem().centre_grad_factor(),
             w: plan.w_shape().map(|w| vec![N::zero(); w.to_array().iter().product()]),
-            bias: score
-                .bias
-                .filter(|_| bias)
-                .map(|bias| vec![N::zero(); bias.shape().to_array().iter().product()]),
+            bias: score.bias.filter(|_| bias).map(|bias| {
+                let mut zeros = vec![N::zero(); bias.shape().to_array().iter().product()];
+                use_large_pages(&mut zeros);
+                zeros
+            }),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The dense bias: one number for each pair, or for all that share an axis of size 1.
 
 use super::pass::{Bias, pass};
-use crate::machine::simd::{Element, GROUP, Lanes, MAX_LANES, Number, Simd, Visitor, prefetch_l1};
+use crate::machine::simd::{Element, GROUP, Lanes, MAX_LANES, Number, Simd, Visitor, prefetch_l2};
 use crate::tensor::index::{At, Keys, Pair};
 use crate::tensor::source::{Head, Heads, rows};
 use crate::tensor::view::{Shape, TileMut, View, serving};
@@ -42,7 +42,7 @@ impl<'c, N: Number, S: Simd<N>> Visitor<Heads<'c>, N> for AddBias<'_, N, S> {
             // The lines lie a whole row apart, where no hardware prefetcher follows: ask for those of the next keys.
             for lane in at.span.start..at.span.end {
                 for next in (key + tile.len()..key + 2 * tile.len()).step_by(MAX_LANES) {
-                    line(lane).get(next).into_iter().for_each(|x| prefetch_l1(x));
+                    line(lane).get(next).into_iter().for_each(|x| prefetch_l2(x));
                 }
             }
         }
@@ -111,6 +111,15 @@ pub(super) fn add_grads<N: Number, S: Simd<N>>(
             add(&mut to.update(0, at.rows.row(lane))[0], sum);
         }
         return;
+    }
+    if let Keys::From(key) = at.keys {
+        // As in `AddBias`; they are changed a whole tile later.
+        let next = key - first_key + d_scores.len();
+        for lane in lanes {
+            let row = &*to.update(0, at.rows.row(lane));
+            let line = |at: usize| row.get(at).into_iter().for_each(|x| prefetch_l2(x));
+            (next..next + d_scores.len()).step_by(MAX_LANES).for_each(line);
+        }
     }
     for lane in at.span.vectors::<N, S>() {
         let lanes = lane..(lane + S::LANES).min(at.span.end);

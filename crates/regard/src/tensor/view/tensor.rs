@@ -2,6 +2,7 @@
 
 use super::{Layout, Shape, Strides, View, ViewMut, packed_shape};
 use crate::error::Error;
+use crate::machine::memory::use_large_pages;
 use crate::machine::simd::Element;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -160,6 +161,7 @@ impl<E> Unwritten<E> {
         let mut data = Vec::new();
         let refused = |_| Error::ShapeOverflow { shape: shape.to_array() };
         data.try_reserve_exact(elements(shape, offsets.as_deref())?).map_err(refused)?;
+        use_large_pages(data.spare_capacity_mut());
         Ok(Self { data, shape, layout, offsets })
     }
 
