@@ -124,7 +124,7 @@ pub(crate) struct BlockLoop<N> {
     values: Vec<N>,
     runs: Vec<Run>,
     sparse: Vec<SparseKey>,
-    block: KeyBlock,
+    pub(crate) block: KeyBlock,
 }
 
 impl<N: Number> BlockLoop<N> {

@@ -49,6 +49,11 @@ impl<N: Number> State<N> {
         )
     }
 
+    /// What the weighted sums of values are multiplied by in the end.
+    pub(crate) fn share(self) -> N {
+        share_of(self.sum)
+    }
+
     /// The entropy of the weights in nats, `lse - E[score]`; 0 for an empty state.
     pub(crate) fn entropy(self) -> N {
         if self.sum == N::zero() {
@@ -75,6 +80,12 @@ impl<N: Number> State<N> {
         let lse = (self.max + self.sum.log2_of_sum()) * N::from_f64(std::f64::consts::LN_2);
         if self.max == -N::max_value() && lse > N::neg_infinity() { self.max } else { lse }
     }
+}
+
+/// 1 / sum; 1 for a row that has seen nothing: its sums are zeros, and stay so.
+#[inline(always)]
+pub(crate) fn share_of<N: Number>(sum: N) -> N {
+    if sum < N::min_positive_value() { N::one() } else { N::one() / sum }
 }
 
 /// If `|lse|` is above this, the backward pass uses `max` and `sum` instead of the lse: the absolute rounding error of the lse

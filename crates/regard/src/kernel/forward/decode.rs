@@ -59,6 +59,13 @@ pub(crate) struct DecodeRows<N> {
     pub(crate) width: usize,
 }
 
+/// The rows of a task, of the first of its heads, and the keys that they pass over.
+struct Pass<'t, N: Number> {
+    call: &'t Call<'t, N>,
+    rows: HeadRows,
+    key_range: &'t KeyRange<'t>,
+}
+
 /// The two products, on vectors or on AMX.
 pub(crate) trait Products<N: Number> {
     /// The task has these rows; their scores are the dot products times `factor`.
@@ -168,29 +175,26 @@ impl<N: Number> Forward<'_, '_, N> {
         let Self { call, scope, rows, .. } = *self;
         let Some(mut scratch) = self.scratch.decode.take() else { return };
         if let Some(key_range) = &self.stage.keys {
+            let pass = Pass { call: &call, rows: HeadRows { scope, rows }, key_range };
             for _ in 0..2 {
-                scratch.start(&call, HeadRows { scope, rows }, key_range);
+                scratch.start(&pass);
                 products.start(&mut scratch.rows, N::from_f64(call.problem.query_factor()));
-                scratch.block_loop(isa, self, key_range, products);
+                let block = &mut self.scratch.block_loop.block;
+                scratch.block_loop(isa, &pass, block, products);
                 if products.finish(&mut scratch.rows) {
                     break;
                 }
             }
         }
+        let v_dim = call.problem.dims().v_dim;
         for head_group in &scratch.head_groups {
             for (at, h) in head_group.heads.clone().enumerate() {
                 self.part = h;
                 self.scope.head = scope.head + h;
-                let group = &mut self.scratch.groups[0];
-                group.q.rows = rows;
                 for i in 0..rows.count {
-                    group.states.set(i, head_group.state(at * rows.count + i));
-                    let sums = scratch.rows.sums.row(h * rows.count + i);
-                    group.sums.iter_mut().zip(sums).for_each(|(to, x)| to.0[i] = *x);
-                }
-                match self.stage.into {
-                    Some(part) => self.save(isa, 0, part),
-                    None => self.finish(isa, 0),
+                    let state = head_group.state(at * rows.count + i);
+                    let sums = &scratch.rows.sums.row(h * rows.count + i)[..v_dim];
+                    self.put_row(isa, i, state, sums);
                 }
             }
         }
@@ -199,21 +203,21 @@ impl<N: Number> Forward<'_, '_, N> {
 }
 
 impl<N: Number> DecodeScratch<N> {
-    fn start(
-        &mut self,
-        call: &Call<'_, N>,
-        HeadRows { scope, rows }: HeadRows,
-        key_range: &KeyRange<'_>,
-    ) {
+    fn start(&mut self, pass: &Pass<'_, N>) {
+        let Pass { call, rows: HeadRows { scope, rows }, key_range } = *pass;
+        let before = (self.rows.count, self.rows.width);
         self.rows.count = self.heads * rows.count;
         self.rows.width = match self.rows.count {
             0 | 1 => 1,
             count => count.next_power_of_two().max(ROWS),
         };
-        self.rows.sums.clear();
-        self.dots.fill(N::zero());
+        (0..self.rows.count.next_multiple_of(ROWS).min(DECODE_MAX_ROWS))
+            .for_each(|row| self.rows.sums.row_mut(row).fill(N::zero()));
+        if before != (self.rows.count, self.rows.width) {
+            self.dots.fill(N::zero());
+        }
         for head_group in &mut self.head_groups {
-            head_group.states = States::empty();
+            head_group.states.clear();
             head_group.width =
                 if call.problem.treats_rows_alike() { self.rows.width } else { GROUP };
         }
@@ -235,19 +239,18 @@ impl<N: Number> DecodeScratch<N> {
     fn block_loop(
         &mut self,
         isa: Isa,
-        task: &Forward<'_, '_, N>,
-        key_range: &KeyRange<'_>,
+        pass: &Pass<'_, N>,
+        block: &mut KeyBlock,
         products: &mut impl Products<N>,
     ) {
-        let Forward { call, scope, rows, .. } = *task;
+        let Pass { call, rows: HeadRows { scope, rows }, key_range } = *pass;
         let (k, v) = call.keys_and_values(scope);
         let range = key_range.keys.start..key_range.keys.end.min(scope.k_len);
         let [mut key_copies, mut value_copies] = std::mem::take(&mut self.copies);
         let (runs, mut sparse) = (std::mem::take(&mut self.runs), std::mem::take(&mut self.sparse));
         let all = lane_range(0, self.rows.count);
         let mut blocks = KeyBlocks::new(&runs, range.clone(), all, &mut sparse);
-        let mut block = KeyBlock::new();
-        while blocks.next(&mut block) {
+        while blocks.next(block) {
             let n = block.len;
             // What is needed next: memory must not rest while the vectors are busy.
             let next = match block.keys() {
@@ -263,12 +266,12 @@ impl<N: Number> DecodeScratch<N> {
                     BlockRows::none()
                 }
             };
-            let keys = rows_of(k, &block, &mut key_copies);
-            let values = rows_of(v, &block, &mut value_copies);
+            let keys = rows_of(k, block, &mut key_copies);
+            let values = rows_of(v, block, &mut value_copies);
             products.dots(isa, &self.rows, keys, values, &mut self.dots);
             for b in 0..self.head_groups.len() {
-                self.head_groups[b].look(&block, rows.count);
-                self.exp_and_sum(isa, call.problem, HeadRows { scope, rows }, b, &block);
+                self.head_groups[b].look(block, rows.count);
+                self.exp_and_sum(isa, call.problem, HeadRows { scope, rows }, b, block);
             }
             let mut rescale = [N::one(); DECODE_MAX_ROWS];
             let mut visible = [RowMask::MAX; BLOCK_KEYS];
@@ -505,12 +508,14 @@ impl<N: Number> HeadGroup<N> {
         for row in &tile[1..used] {
             top.0.iter_mut().zip(&row.0).for_each(|(top, x)| *top = top.max(*x));
         }
-        for row in 0..*width {
-            for lanes in [&mut top, &mut sums] {
-                let all = lanes.0.iter().skip(row).step_by(*width);
-                let most = all.fold(N::neg_infinity(), |most, x| most.max(*x));
-                lanes.0.iter_mut().skip(row).step_by(*width).for_each(|x| *x = most);
+        for lanes in [&mut top, &mut sums] {
+            let mut half = GROUP / 2;
+            while half >= *width {
+                let (first, second) = lanes.0.split_at_mut(half);
+                first.iter_mut().zip(second).for_each(|(to, x)| *to = to.max(*x));
+                half /= 2;
             }
+            (*width..GROUP).for_each(|lane| lanes.0[lane] = lanes.0[lane - *width]);
         }
         update_max(isa, states, &[top], &sums, Span::first(GROUP), rescale);
         spread_step(isa, self, dots, visible, used, None);

@@ -21,13 +21,15 @@ pub(crate) struct Vectors;
 
 impl<N: Number> Products<N> for Vectors {
     fn start(&mut self, rows: &mut DecodeRows<N>, factor: N) {
-        // Rows up to a whole tile are 0: their products are computed beside those of the others, and not used.
+        // Rows up to a whole tile are 0, whatever a task before has left there: their products are computed beside those of the others, and not used.
         for row in 0..rows.count.next_multiple_of(ROWS) {
-            let factor = if row < rows.count { factor } else { N::zero() };
             let parts = rows.q_parts.row_mut(row / ROWS).chunks_exact_mut(ROWS * PARTIAL);
             for (to, from) in parts.zip(rows.q.row(row).chunks_exact(PARTIAL)) {
-                let to = to[row % ROWS * PARTIAL..].iter_mut();
-                to.zip(from).for_each(|(to, x)| *to = *x * factor);
+                let to = &mut to[row % ROWS * PARTIAL..][..PARTIAL];
+                match row < rows.count {
+                    true => to.iter_mut().zip(from).for_each(|(to, x)| *to = *x * factor),
+                    false => to.fill(N::zero()),
+                }
             }
         }
     }
@@ -158,7 +160,7 @@ impl<N: Number, F: Format<N>> Task<N> for DotRows<'_, '_, N, F> {
                 (16, ROWS) => self.keys::<S, 4, ROWS>(s, row),
                 (8, ROWS) => self.keys::<S, 2, ROWS>(s, row),
                 (_, ROWS) => self.keys::<S, 1, ROWS>(s, row),
-                (16, _) => self.keys::<S, 8, 1>(s, row),
+                (16, _) => self.keys::<S, 16, 1>(s, row),
                 (8, _) => self.keys::<S, 4, 1>(s, row),
                 _ => self.keys::<S, 1, 1>(s, row),
             }

@@ -11,6 +11,7 @@ mod decode;
 mod decode_amx;
 mod decode_vectors;
 mod group;
+mod rows;
 
 use crate::description::problem::Problem;
 use crate::description::score::in_log2;
@@ -21,7 +22,7 @@ use crate::kernel::lanes::{
 };
 use crate::kernel::micro::lanes_used;
 use crate::kernel::queries::Queries;
-use crate::kernel::softmax::{State, States};
+use crate::kernel::softmax::{State, States, share_of};
 use crate::machine::simd::{GROUP, Isa, Lanes, Number, leaf};
 use crate::tensor::index::{BLOCK_KEYS, HeadRows, RowTile, Scope, Span};
 use crate::tensor::view::{OutTile, TileMut};
@@ -76,6 +77,8 @@ pub(crate) struct Stage<'c> {
 pub(crate) struct Scratch<N> {
     /// Sums of another part, `[features][lanes]`.
     other: Vec<Lanes<N>>,
+    /// Sums of a row whose parts are merged.
+    row: Vec<N>,
     pub(crate) groups: Vec<Group<N>>,
     tile: Vec<Lanes<N>>,
     /// What a tile of weights is multiplied by, where they are.
@@ -84,7 +87,7 @@ pub(crate) struct Scratch<N> {
     /// For products on tiles.
     pub(crate) amx: Option<AmxScratch>,
     /// For decoding.
-    pub(crate) decode: Option<DecodeScratch<N>>,
+    pub(crate) decode: Option<Box<DecodeScratch<N>>>,
 }
 
 impl<N: Number> Scratch<N> {
@@ -95,7 +98,8 @@ impl<N: Number> Scratch<N> {
         decode: Option<usize>,
     ) -> Self {
         let dims = problem.dims();
-        let groups = rows.min(dims.q_len).div_ceil(GROUP);
+        // Rows that are decoded have memory of their own.
+        let groups = if decode.is_some() { 0 } else { rows.min(dims.q_len).div_ceil(GROUP) };
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let group = || Group {
             q: if tiles.is_some() { Queries::elsewhere(0) } else { Queries::new(problem) },
@@ -104,12 +108,13 @@ impl<N: Number> Scratch<N> {
         };
         Self {
             other: zeros(dims.v_dim),
+            row: vec![N::zero(); dims.v_dim],
             groups: (0..groups).map(|_| group()).collect(),
             tile: zeros(BLOCK_KEYS),
             factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
             block_loop: BlockLoop::new(),
             amx: tiles.filter(|_| decode.is_none()).map(|sizes| AmxScratch::new(sizes, groups)),
-            decode: decode.map(|heads| DecodeScratch::new(problem, heads, tiles)),
+            decode: decode.map(|heads| Box::new(DecodeScratch::new(problem, heads, tiles))),
         }
     }
 }
@@ -138,7 +143,10 @@ impl<N: Number> Forward<'_, '_, N> {
     }
 
     fn run_on_vectors(mut self, isa: Isa) {
-        if self.stage.keys.is_some() && self.scratch.decode.is_some() {
+        if self.stage.keys.is_none() {
+            return self.merge_rows(isa);
+        }
+        if self.scratch.decode.is_some() {
             return self.decode(isa, &mut Vectors);
         }
         let used = self.rows.groups();
@@ -220,24 +228,9 @@ impl<N: Number> Forward<'_, '_, N> {
         }
         for lane in 0..group.q.rows.count {
             let (state, row) = (group.states.get(lane), g * GROUP + lane);
-            to.lse.row(self.part, row)[0].write(state.lse());
-            if let Some(states) = &mut to.states {
-                let to = states.row(self.part, row);
-                to[0].write(state.max);
-                to[1].write(state.sum);
-            }
-            if let Some(entropy) = &mut to.entropy {
-                entropy.row(self.part, row)[0].write(state.entropy());
-            }
-            if let Some(max_score) = &mut to.max_score {
-                max_score.row(self.part, row)[0].write(state.max_score());
-            }
+            to.write_state(self.part, row, state);
         }
-        // Rows that have seen nothing hold zeros, and keep them.
-        let nothing = <N as num_traits::Float>::min_positive_value();
-        let one = N::from_f64(1.0);
-        let share = |sum: N| if sum < nothing { one } else { one / sum };
-        let shares = Lanes(group.states.sum.0.map(share));
+        let shares = Lanes(group.states.sum.0.map(share_of));
         scale_lanes(isa, &mut group.sums, &shares, Span::first(group.q.rows.count));
         let v_dim = call.problem.dims().v_dim;
         store_output(
