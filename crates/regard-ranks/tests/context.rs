@@ -155,7 +155,7 @@ fn forward_has_the_bits_of_one_process_for_any_number_of_ranks() {
     forward_has_the_bits_of_one_process::<f32>([2, 2, 1, 1000]);
 }
 
-/// Chunks of 128 rows over 8192 keys and more, and a last one of 2 rows: alone, the engine would compute these in another order.
+/// Chunks of 128 rows over 2048 keys and more, and a last one of 2 rows: alone, the engine would compute these in another order.
 #[test]
 fn small_chunks_have_the_bits_of_one_process() {
     fn of_type<E: Element + Pod>(sizes: Sizes, count: usize) {
@@ -397,15 +397,15 @@ fn decoded<E: Element<Num: Pod>>(
 }
 
 fn decode_has_the_bits_of_one_process<E: Element<Num: Pod>>(sizes: Sizes) {
-    let n = 3 * 4096 + 123;
+    let n = 3 * 1024 + 123;
     let data = Whole::<E>::new(sizes, n);
     let sinks = vec![E::Num::from_f64(0.5); sizes[1]];
-    for mask in [Mask::full(), Mask::causal(), Mask::causal().window(5000)] {
+    for mask in [Mask::full(), Mask::causal(), Mask::causal().window(1500)] {
         let problem = data.problem(&mask).score(Score::new().sinks(&sinks));
         let (q, k, v) = data.inputs();
         let one = plan(&problem).forward(q, k, v).expect("an output");
         for count in RANKS {
-            let border = |rank: usize| (share(4, rank, count).start * 4096).min(n);
+            let border = |rank: usize| (share(4, rank, count).start * 1024).min(n);
             let borders: Vec<usize> = (0..count).map(border).chain([n]).collect();
             for found in decoded(&data, &problem, &borders) {
                 assert!(same_bits(&found, &one), "{problem}: keys {borders:?}");
@@ -425,11 +425,11 @@ fn decode_has_the_bits_of_one_process_for_any_number_of_ranks() {
 
 #[test]
 fn decode_over_few_keys_is_that_of_one_process_up_to_rounding() {
-    let data = Whole::<f32>::new([1, 4, 2, 1], 3000);
+    let data = Whole::<f32>::new([1, 4, 2, 1], 1500);
     let problem = data.problem(&Mask::causal());
     let (q, k, v) = data.inputs();
     let one = plan(&problem).forward(q, k, v).expect("an output");
-    for borders in [&[0, 3000][..], &[0, 1000, 1000, 2500, 3000]] {
+    for borders in [&[0, 1500][..], &[0, 500, 500, 1250, 1500]] {
         for found in decoded(&data, &problem, borders) {
             let off = difference(found.out.data(), one.out.data());
             assert!(off <= 1e-6, "keys {borders:?}: {off:e}");
@@ -440,7 +440,7 @@ fn decode_over_few_keys_is_that_of_one_process_up_to_rounding() {
 
 #[test]
 fn runs_of_keys_that_would_have_other_bits_are_refused_on_all_ranks() {
-    let data = Whole::<f32>::new([1, 4, 2, 1], 9000);
+    let data = Whole::<f32>::new([1, 4, 2, 1], 2300);
     let problem = data.problem(&Mask::causal());
     let told = |lens: [usize; 3]| {
         on(3, |ranks| {
@@ -452,15 +452,15 @@ fn runs_of_keys_that_would_have_other_bits_are_refused_on_all_ranks() {
                 .map(|e| e.to_string())
         })
     };
-    for message in told([5000, 2000, 2000]) {
+    for message in told([1300, 500, 500]) {
         let message = message.expect("it is refused");
         assert!(
-            message.contains("ends at 5000") && message.contains("cut at 4096 or 8192"),
+            message.contains("ends at 1300") && message.contains("cut at 1024 or 2048"),
             "{message}"
         );
     }
-    for message in told([4096, 4096, 800]) {
+    for message in told([1024, 1024, 244]) {
         let message = message.expect("it is refused");
-        assert!(message.contains("the plan has 9000, all ranks together has 8992"), "{message}");
+        assert!(message.contains("the plan has 2300, all ranks together has 2292"), "{message}");
     }
 }

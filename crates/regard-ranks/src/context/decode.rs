@@ -10,7 +10,7 @@ use regard::{Element, Error, Output, Plan, View};
 /// Attention of few rows, which every rank has, over keys and values of which every rank has a run: those of rank 0 first, then those
 /// of rank 1, and so on. The plan is that of all keys. Every rank returns the whole output.
 ///
-/// With at most 128 rows and at least 8192 keys, the engine splits keys into parts of 4096 ([`Plan::key_step`]). Runs must then begin at
+/// With at most 128 rows and at least 2048 keys, the engine splits keys into parts of 1024 ([`Plan::key_step`]). Runs must then begin at
 /// multiples of that, and the bits are those of `plan.forward` in one process, for any number of ranks: the states of all parts are
 /// gathered and merged in order. With fewer keys or more rows, runs may begin anywhere, and results are those of one process up to rounding.
 ///

@@ -8,7 +8,7 @@
 //! | [`attend`] | all keys and values | the same bits, for any number of ranks |
 //! | [`attend_backward`] | all keys and values, and their gradients | the same bits for a given number of ranks |
 //! | [`ring`] | two blocks of the keys and values | the same bits for a given number of ranks |
-//! | [`decode`] | its run of the keys and values | the same bits, for any number of ranks, from 8192 keys on |
+//! | [`decode`] | its run of the keys and values | the same bits, for any number of ranks, from 2048 keys on |
 //!
 //! "The same bits for a given number of ranks": repeated calls agree, and differ from one process by the rounding of sums in another order.
 

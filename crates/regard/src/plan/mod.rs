@@ -90,7 +90,7 @@ struct ScratchSizes {
 impl ScratchSizes {
     fn new<N: Number>(problem: &Problem<'_, N>, schedule: Schedule) -> Self {
         Self {
-            dims: Dims { batch: 0, ..problem.dims() },
+            dims: Dims { batch: 0, k_len: 0, ..problem.dims() },
             rows: schedule.rows,
             tiles: schedule.tiles,
             decode: schedule.decode,
@@ -162,7 +162,7 @@ struct ItemClass {
 }
 
 /// Keys of one part when few rows meet many keys: enough to outweigh the merge by far.
-const PART_KEYS: usize = 4096;
+const PART_KEYS: usize = 1024;
 
 /// Rows of a head that are decoded over any number of keys, and over long keys: draft tokens. More rows over few keys are short sequences, of
 /// which there are many, and which are trained: their rows fill the lanes better, and their backward pass may use AMX. Over 32,768 keys on

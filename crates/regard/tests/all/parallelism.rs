@@ -61,7 +61,7 @@ fn there_is_work_for_at_most_all_threads_and_more_threads_take_no_longer() {
 /// Eight tasks of the same size: of nine threads, one has none.
 #[test]
 fn parallelism_counts_tasks() {
-    let eight = plan([1, 8, 8, 1, 4096, 64], "full").unwrap();
+    let eight = plan([1, 8, 8, 1, 1024, 64], "full").unwrap();
     for (threads, expected) in [(2, 2.0), (3, 8.0 / 3.0), (8, 8.0), (9, 8.0), (1000, 8.0)] {
         assert_eq!(eight.parallelism(threads), expected, "{threads} threads");
     }

@@ -91,7 +91,7 @@ fn masks(n: usize) -> Vec<Mask> {
 /// Across the borders of parts, before and behind them.
 fn interventions() -> Vec<Intervention> {
     vec![
-        Intervention::scale(3.0).heads(0..1).rows(60..140).keys(50..5000),
+        Intervention::scale(3.0).heads(0..1).rows(60..140).keys(50..1500),
         Intervention::drop().rows(1..4).keys(1..4000),
         Intervention::add(-2.0).keys(4090..4100),
     ]
@@ -175,7 +175,7 @@ fn keys_have_the_bits_of_the_whole<E: Element>(sizes: Sizes, mask: Mask, entropy
     for isa in Isa::available() {
         let plan = Plan::new(problem.clone(), Machine::detect().isa(isa)).unwrap();
         let step = plan.key_step();
-        assert_eq!(step, 4096);
+        assert_eq!(step, 1024);
         let whole = plan.forward(q.view(), k.view(), v.view()).unwrap();
         for borders in [vec![0, n], vec![0, step, n], vec![0, step, step, 2 * step, n]] {
             let mut data = Vec::new();
@@ -194,12 +194,12 @@ fn keys_have_the_bits_of_the_whole<E: Element>(sizes: Sizes, mask: Mask, entropy
 
 #[test]
 fn states_of_parts_of_the_keys_finish_to_the_bits_of_the_whole() {
-    let n = 2 * 4096 + 300;
+    let n = 2 * 1024 + 300;
     let documents: Vec<u32> = (0..n).map(|i| u32::from(i >= 4000)).collect();
     let masks = [
         Mask::full(),
         Mask::causal(),
-        Mask::causal().window(5000),
+        Mask::causal().window(1500),
         Mask::causal().and(Mask::segments(&documents)),
     ];
     for mask in masks {
@@ -258,7 +258,7 @@ fn parts_that_would_have_other_bits_are_refused() {
     refused(many.part(0..1001, 0..1000), &["rows: 1001", "below 1001"]);
     refused(many.part(Range { start: 256, end: 128 }, 0..1000), &["rows: 256", "below 129"]);
     let few = plan([1, 8, 8, 1, 9000], &|p| p);
-    refused(few.part(0..1, 0..5000), &["keys", "5000", "4096", "cut at 4096 or 8192"]);
+    refused(few.part(0..1, 0..5000), &["keys", "5000", "1024", "cut at 4096 or 5120"]);
     assert!(few.part(0..1, 4096..9000).is_ok());
     let dropout = |p: Problem<'static, f32>| p.dropout(Dropout::new(0.1, 1, 0));
     refused(plan([1, 1, 1, 9, 9], &dropout).part(0..9, 0..9), &["dropout", "leave it out"]);
