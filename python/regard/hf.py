@@ -524,7 +524,8 @@ def attention(
             f"{unknown[0]}: unknown keyword of {type(module).__name__}, which may change its attention; "
             f"use another attn_implementation, or add it to regard.hf.IGNORED_KEYS if it does not"
         )
-    query, key, value = regard.torch.autocast(query, key, value)
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = regard.torch.autocast(query, key, value)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     options = _mask_options(attention_mask, query, key, causal, sliding_window)
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
@@ -533,11 +534,13 @@ def attention(
         options["mask"] = sequences if own or "mask" not in options else _as_mask(options["mask"]) & sequences
     if position_bias is not None:
         options["bias"] = (position_bias + options["bias"] if "bias" in options else position_bias).to(query.dtype)
-    options.update(scale=scaling, softcap=softcap, sinks=s_aux, precision=precision)
+    for name, given in (("scale", scaling), ("softcap", softcap), ("sinks", s_aux), ("precision", precision), ("dropout", dropout or None)):
+        if given is not None:
+            options[name] = given
     heads = _selected_heads(module, query.shape[1]) if output_attentions or _collected() else []
     if not torch.compiler.is_compiling():
         how = _how(attention_mask, causal, cu_seq_lens_q)
-        _last_calls[module] = _LastCall(tuple(query.shape), tuple(key.shape), value.shape[-1], query.dtype, how, options)
+        _last_calls[module] = _LastCall(query.shape, key.shape, value.shape[-1], query.dtype, how, options)
     first_key = attention_mask.first_key if isinstance(attention_mask, AttentionMask) else 0
     # Not a comprehension: torch.compile does not support one over these variables.
     changes = []
@@ -548,7 +551,7 @@ def attention(
     if edges := [rule for change in changes for rule in change.options(query, key)]:
         options["interventions"] = edges
     needs_aux = bool(heads or _callbacks.callbacks)
-    found = regard.torch.attention(query, key, value, **options, dropout=dropout, return_aux=needs_aux)
+    found = regard.torch.attention(query, key, value, **options, return_aux=needs_aux)
     out, aux = found if needs_aux else (found, None)
     weights = _weights(query, key, aux, heads, options) if heads else None
     if _callbacks.callbacks:
@@ -560,20 +563,15 @@ def attention(
     return out.transpose(1, 2).contiguous(), weights
 
 
-@dataclass(frozen=True)
 class _LastCall:
-    """Last call of a layer, for `report`. Stores shapes instead of tensors, so that it keeps no tensor alive."""
+    """Last call of a layer, for `report`. Stores shapes instead of tensors, so that it keeps no tensor alive. One is made in each call, and
+    a dataclass takes several times as long."""
 
-    query: tuple[int, ...]
-    key: tuple[int, ...]
-    v_dim: int
-    dtype: torch.dtype
-    how: str
-    options: dict[str, Any]
+    __slots__ = ("dtype", "how", "key", "options", "query", "v_dim")
 
-    def __post_init__(self) -> None:
-        tensors = {name: _TensorSpec(tuple(x.shape), x.dtype) for name, x in self.options.items() if isinstance(x, torch.Tensor)}
-        object.__setattr__(self, "options", {**self.options, **tensors})
+    def __init__(self, query: torch.Size, key: torch.Size, v_dim: int, dtype: torch.dtype, how: str, options: dict[str, Any]) -> None:
+        self.query, self.key, self.v_dim, self.dtype, self.how = query, key, v_dim, dtype, how
+        self.options = {name: _TensorSpec(x.shape, x.dtype) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
 
     def plan(self) -> str:
         q, k, v = (torch.zeros(shape, dtype=self.dtype) for shape in (self.query, self.key, (*self.key[:-1], self.v_dim)))
@@ -583,7 +581,7 @@ class _LastCall:
 
 @dataclass(frozen=True)
 class _TensorSpec:
-    shape: tuple[int, ...]
+    shape: torch.Size
     dtype: torch.dtype
 
 
@@ -624,6 +622,8 @@ def _mask_options(given: Any, query: torch.Tensor, key: torch.Tensor, causal: bo
         if given.shape[3] != k_len:
             raise ValueError(f"attention_mask: created for {given.shape[3]} keys, this layer has {k_len}; the model must create a new mask")
         return {"mask": given.mask, "align": given.align}
+    if given is None and window is None and (q_len == 1 or not causal):
+        return {}
     if given is None:
         # Without a mask, Transformers aligns rows with the first keys; a single row with the last key.
         band = _Band(None if window is None else window - 1, 0 if causal else None if window is None else window - 1)

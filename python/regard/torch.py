@@ -6,6 +6,7 @@ Strided tensors are read zero-copy. Gradients with respect to q, k, v and every 
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any, List, Literal, NamedTuple, Optional, Tuple, overload
 
 import torch
@@ -83,6 +84,7 @@ def _runs_directly(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and (type(q) is type(k) is type(v) is Tensor and q.ndim == k.ndim == v.ndim == 4 and q.is_cpu and k.is_cpu and v.is_cpu)
         and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
         and torch.autograd.forward_ad._current_level < 0
+        and not (q.is_neg() or k.is_neg() or v.is_neg())
         and not torch._C._is_any_autocast_enabled()
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
@@ -90,8 +92,21 @@ def _runs_directly(q: Tensor, k: Tensor, v: Tensor) -> bool:
     )
 
 
+def _load_native() -> bool:
+    """Give the engine PyTorch's stable C interface: it then computes on PyTorch's threads (from PyTorch 2.10 on) and reads tensors itself
+    (from 2.14 on). Returns whether it does the latter."""
+    library = ctypes.CDLL(torch._C.__file__)
+    names = _regard.torch_functions()
+    return _regard.load_torch(*[[ctypes.cast(getattr(library, name, None), ctypes.c_void_p).value or 0 for name in some] for some in names])
+
+
+_reads_tensors = _load_native()
+
+
 def _attend_directly(options: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Output of a call whose options have no arrays, in the memory order of q."""
+    if _reads_tensors and (found := _regard.attend_torch(options, q, k, v)) is not None:
+        return found
     tensors = [x if x.stride(3) == 1 or x.shape[3] <= 1 else x.contiguous() for x in (q, k, v)]
     out = torch.empty_like(q) if q.shape[3] == v.shape[3] else _arrays.like_rows(q, v.shape[3])
     tensors.append(out)

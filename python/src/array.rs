@@ -124,6 +124,16 @@ named! {
 }
 
 impl Array {
+    /// The array must live until the call has returned.
+    pub(crate) fn new(
+        address: usize,
+        dtype: Cow<'static, str>,
+        shape: Vec<usize>,
+        strides: Vec<isize>,
+    ) -> Self {
+        Self(address, dtype, shape, strides)
+    }
+
     pub(crate) fn dtype(&self) -> &str {
         &self.1
     }

@@ -110,16 +110,26 @@ pub(crate) fn attend(
     v: Array,
     out: Array,
 ) -> PyResult<()> {
-    let tensors = [q, k, v];
+    attend_into(py, options, &[q, k, v], out)
+}
+
+/// [`attend`] from Rust.
+#[expect(clippy::needless_pass_by_value, reason = "nobody else writes to the output")]
+pub(crate) fn attend_into(
+    py: Python<'_>,
+    options: &str,
+    tensors: &[Array; 3],
+    out: Array,
+) -> PyResult<()> {
     by_type!(tensors[0].dtype(), E => {
-        let [q, k, v] = &tensors;
+        let [q, k, v] = tensors;
         let views = [q.view::<E>("q", None)?, k.view("k", None)?, v.view("v", None)?];
-        let plan = planned(options, &tensors, &views)?;
+        let plan = planned(options, tensors, &views)?;
         // One number for each row; an error where there is no memory for them.
         let zeros = || Tensor::zeros(&views[0], 1).map_err(refused);
         let mut lse = zeros()?;
         let mut entropy = plan.problem().entropy.then(zeros).transpose()?;
-        // SAFETY: `regard/*.py` has just made this array and holds the only reference.
+        // SAFETY: the caller has just made this array and holds the only reference.
         let out = unsafe { out.view_mut::<E>("out") }?;
         let [q, k, v] = views;
         let entropy = entropy.as_mut().map(Tensor::data_mut);

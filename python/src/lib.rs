@@ -11,6 +11,7 @@
 //!   steps      the definition with all its numbers; small helpers
 //!   table      the case table: checked here, and exported for tests of the front ends
 //!   scope      traces, pages and pictures of what a lens has seen
+//!   torch      tensors and threads of PyTorch
 
 mod array;
 mod attention;
@@ -24,6 +25,7 @@ mod scope;
 mod states;
 mod steps;
 mod table;
+mod torch;
 
 use pyo3::prelude::*;
 
@@ -49,6 +51,8 @@ mod _regard {
     use super::steps::{alibi_slopes, merge, rope, steps};
     #[pymodule_export]
     use super::table::{Row, Table, check};
+    #[pymodule_export]
+    use super::torch::{attend_torch, load_torch};
 
     use pyo3::prelude::*;
 
@@ -60,6 +64,12 @@ mod _regard {
     fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
         std::sync::LazyLock::force(&super::options::LOADED_BY);
         Ok(())
+    }
+
+    /// Functions of PyTorch that `load_torch` takes the addresses of.
+    #[pyfunction]
+    fn torch_functions() -> [Vec<&'static str>; 2] {
+        [super::torch::TENSOR_FUNCTIONS.to_vec(), super::torch::THREAD_FUNCTIONS.to_vec()]
     }
 
     /// Instruction sets of this machine, the best last.

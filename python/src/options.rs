@@ -5,6 +5,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use regard::machine::Precision;
 use regard::mask::{Bits, KeyLists, MaskRule};
+use regard::plan::ScratchPool;
 use regard::problem::{Additive, Align, Dropout, Local, Normalizer, Scope, Similarity};
 use regard::score::{Intervention, RelativeBias};
 use regard::{Element, Isa, Machine, Mask, Plan, Problem, Score, Shape, View};
@@ -358,12 +359,15 @@ struct Planned {
     dtype: &'static str,
     shapes: [Shape; 3],
     forked: bool,
+    call: Arc<Call>,
     /// A `Plan<'static, E>`.
     plan: Arc<dyn Any + Send + Sync>,
 }
 
-/// Recent plans, the last one used last. They keep their scratch memory, and planning takes as long as a small call.
+/// Recent plans, the last one used last: planning takes as long as a small call.
 static PLANS: Mutex<Vec<Planned>> = Mutex::new(Vec::new());
+/// Scratch memory of all of them: with each token that is decoded keys are one more, and the plan is another.
+static SCRATCH: LazyLock<(ScratchPool<f32>, ScratchPool<f64>)> = LazyLock::new(Default::default);
 /// Plans that are kept: more than a model has kinds of layers.
 const PLANS_MAX: usize = 32;
 
@@ -386,13 +390,27 @@ pub(crate) fn planned<E: ArrayElement>(
         drop(plans);
         return plan.downcast().map_err(|_| refused("the plan is of another type"));
     }
+    // The same options for other sizes need not be read again.
+    let read = plans.iter().rfind(|of| of.options == options).map(|of| of.call.clone());
     drop(plans);
     let options = options.to_string();
-    let described = Described(options.clone(), tensors.to_vec(), Vec::new(), Vec::new());
-    let call = Call::new(described)?;
+    let call = match read {
+        Some(call) => call,
+        None => {
+            let described = Described(options.clone(), tensors.to_vec(), Vec::new(), Vec::new());
+            // Nothing may be read of tensors that are gone.
+            Arc::new(Call { tensors: Vec::new(), ..Call::new(described)? })
+        }
+    };
     let problem = call.with_options(&[], Problem::new(&views[0], &views[1], &views[2]))?;
-    let plan = Arc::new(Plan::new(problem, call.machine()?).map_err(refused)?);
-    let entry = Planned { options, dtype, shapes, forked, plan: plan.clone() };
+    let plan = Plan::new(problem, call.machine()?).map_err(refused)?;
+    let scratch: [&dyn Any; 2] = [&SCRATCH.0, &SCRATCH.1];
+    let scratch = scratch.into_iter().find_map(|pool| pool.downcast_ref::<ScratchPool<E::Num>>());
+    let plan = Arc::new(match scratch {
+        Some(pool) => plan.with_scratch(pool),
+        None => plan,
+    });
+    let entry = Planned { options, dtype, shapes, forked, call, plan: plan.clone() };
     let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
     if plans.len() == PLANS_MAX {
         plans.remove(0);

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.library import opcheck
 
 import regard
+import regard.torch
 from regard import masks
 from regard._call import describe
 from regard.torch import attention
@@ -40,6 +41,66 @@ def unfused(q, k, v, bias=None, causal=False):
         q_len, k_len = score.shape[-2:]
         score = score.masked_fill(torch.ones(q_len, k_len, dtype=torch.bool).triu(k_len - q_len + 1), -math.inf)
     return torch.softmax(score, -1) @ v
+
+
+# Calls without gradients, for which the engine reads and makes tensors itself
+
+
+def version() -> tuple[int, ...]:
+    return tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2])
+
+
+LAYOUTS = {
+    "as it is": lambda x: x,
+    "lengths before heads": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "features apart": lambda x: x.mT.contiguous().mT,
+    "part of a larger tensor": lambda x: torch.cat([x, x], -1)[..., x.shape[-1] :],
+    "expanded": lambda x: x[:1].expand(x.shape),
+    "negated": torch._neg_view,
+    "no queries or keys": lambda x: x[:, :, :0],
+    "no items": lambda x: x[:0],
+    "one feature": lambda x: x[..., :1],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_calls_without_gradients_are_those_of_the_operator(dtype, layout, monkeypatch):
+    assert regard.torch._reads_tensors == (version() >= (2, 14))
+    tensors = [LAYOUTS[layout](x) for x in qkv(dtype, learns=False)]
+    found = attention(*tensors, mask="causal", softcap=3.0)
+    expected, _ = attention(*tensors, mask="causal", softcap=3.0, return_aux=True)
+    assert torch.equal(found, expected) and found.dtype == dtype
+    monkeypatch.setattr(regard.torch, "_reads_tensors", False)
+    assert torch.equal(attention(*tensors, mask="causal", softcap=3.0), expected)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_calls_without_gradients_refuse_what_does_not_fit(reads, monkeypatch):
+    monkeypatch.setattr(regard.torch, "_reads_tensors", reads and regard.torch._reads_tensors)
+    q, k, v = qkv(torch.float32, learns=False)
+    with pytest.raises(ValueError, match="features: q has 4, k has 3"):
+        attention(q, k[..., :3], v)
+    with pytest.raises(ValueError, match="keys: k has 5, v has 6"):
+        attention(q, k[:, :, :5], v)
+    with pytest.raises(TypeError, match="expected f32, f64, f16 or bf16, found"):
+        attention(q.long(), k.long(), v.long())
+    with pytest.raises(TypeError, match="k: expected f32"):
+        attention(q, k.double(), v)
+
+
+def test_threads_of_pytorch_change_no_bit():
+    """On PyTorch's threads, on those of the engine (64 are more than PyTorch uses), and on that of the caller."""
+    tensors = [random(2, 4, 300, 16, dtype=torch.float32, learns=False) for _ in range(3)]
+    expected = attention(*tensors, mask="causal", threads=1)
+    threads = torch.get_num_threads()
+    try:
+        for count in (2, 3):
+            torch.set_num_threads(count)
+            for given in (None, 1, 2, 3, 64):
+                assert torch.equal(attention(*tensors, mask="causal", threads=given), expected)
+    finally:
+        torch.set_num_threads(threads)
 
 
 # Gradients
