@@ -29,6 +29,7 @@ ROOFLINE = "emerald-rapids-2-cores/roofline.jsonl"
 LOOKS = "emerald-rapids-2-cores/looks.jsonl"
 # Of a machine without AMX.
 CACHES = "avx512-2-cores/caches.jsonl"
+AVX512 = "avx512-2-cores/suite.jsonl"
 ARCHITECTURES = "bench/record/architectures.jsonl"
 JUDGES = "bench/record/judges"
 # As python/tests/judges/run.py has them.
@@ -213,6 +214,10 @@ def kernels(name: str) -> Callable[[Page], list[str]]:
 
 def caches(page: Page) -> list[str]:
     return beside_engines(page, CACHES, rows(CACHES))
+
+
+def avx512(page: Page) -> list[str]:
+    return beside_engines(page, AVX512, rows(AVX512))
 
 
 def beside_engines(page: Page, record: str, chosen: list[dict[str, Any]]) -> list[str]:
@@ -420,6 +425,7 @@ TABLES: dict[str, Callable[[Page], list[str]]] = {
     "roofline": roofline,
     "looks": looks,
     "caches": caches,
+    "avx512": avx512,
     "models": whole,
     "inference": inference,
     "architectures": architectures,

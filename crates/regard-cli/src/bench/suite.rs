@@ -32,9 +32,8 @@ fn names() -> Vec<String> {
             ["paged", "b16-shared"].map(|cache| format!("decode-{dtype}-n8192-d128-{cache}")),
         );
         // As many query heads to a key head as fill no register tile: SmolLM2, Qwen2.
-        names.extend(
-            ["h9-kv3", "h14-kv2"].map(|heads| format!("decode-{dtype}-n2048-d64-{heads}")),
-        );
+        names
+            .extend(["h9-kv3", "h14-kv2"].map(|heads| format!("decode-{dtype}-n2048-d64-{heads}")));
         names.extend([32, 64, 128].map(|n| format!("short-{dtype}-n{n}-d64")));
         for d in [64, 128] {
             let options = ["causal", "causal-dropout", "headbias", "causal-window512"];
