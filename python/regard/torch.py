@@ -96,8 +96,13 @@ def _load_native() -> bool:
     """Give the engine PyTorch's stable C interface: it then computes on PyTorch's threads (from PyTorch 2.10 on) and reads tensors itself
     (from 2.14 on). Returns whether it does the latter."""
     library = ctypes.CDLL(torch._C.__file__)
-    names = _regard.torch_functions()
-    return _regard.load_torch(*[[ctypes.cast(getattr(library, name, None), ctypes.c_void_p).value or 0 for name in some] for some in names])
+
+    def address(name: str) -> int:
+        function = getattr(library, name, None)
+        return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
+
+    tensors, threads = _regard.torch_functions()
+    return _regard.load_torch([address(name) for name in tensors], [address(name) for name in threads])
 
 
 _reads_tensors = _load_native()

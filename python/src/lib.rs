@@ -68,8 +68,8 @@ mod _regard {
 
     /// Functions of PyTorch that `load_torch` takes the addresses of.
     #[pyfunction]
-    fn torch_functions() -> [Vec<&'static str>; 2] {
-        [super::torch::TENSOR_FUNCTIONS.to_vec(), super::torch::THREAD_FUNCTIONS.to_vec()]
+    fn torch_functions() -> (Vec<&'static str>, Vec<&'static str>) {
+        (super::torch::TENSOR_FUNCTIONS.to_vec(), super::torch::THREAD_FUNCTIONS.to_vec())
     }
 
     /// Instruction sets of this machine, the best last.
