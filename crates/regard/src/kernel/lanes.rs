@@ -295,6 +295,54 @@ impl<E: Element> Task<E::Num> for StoreTransposed<'_, E> {
     }
 }
 
+/// Writes a row of numbers, times a factor, as row `row` of a part of an output of any type.
+pub(crate) fn store_row<'m, 'o: 'm, N: Number>(
+    isa: Isa,
+    numbers: &[N],
+    factor: N,
+    (out, part, row): (Any<TilesMut<'m, 'o>, N>, usize, usize),
+) {
+    N::visit(out, StoreRow { isa, numbers, factor, place: (part, row) });
+}
+
+struct StoreRow<'t, N> {
+    isa: Isa,
+    numbers: &'t [N],
+    factor: N,
+    /// Part and row.
+    place: (usize, usize),
+}
+
+impl<'m, 'o: 'm, N: Number> Visitor<TilesMut<'m, 'o>, N> for StoreRow<'_, N> {
+    type Out = ();
+    fn visit<E: Element<Num = N>>(self, out: &'m mut TileMut<'o, E>) {
+        let Self { isa, numbers, factor, place: (part, row) } = self;
+        N::enter(isa, StoreTyped::<E> { numbers, factor, to: out.row(part, row) });
+    }
+}
+
+/// The same once the type of the output is known.
+struct StoreTyped<'t, E: Element> {
+    numbers: &'t [E::Num],
+    factor: E::Num,
+    to: &'t mut [MaybeUninit<E>],
+}
+
+impl<E: Element> Task<E::Num> for StoreTyped<'_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        let Self { numbers, factor, to } = self;
+        let (by, whole) = (s.splat(factor), to.len() / S::LANES * S::LANES);
+        for d in (0..whole).step_by(S::LANES) {
+            E::write(s, s.mul(s.load(&numbers[d..]), by), &mut to[d..]);
+        }
+        for (to, x) in to[whole..].iter_mut().zip(&numbers[whole..]) {
+            to.write(E::narrow(*x * factor));
+        }
+    }
+}
+
 leaf! {
     /// Multiplies a tile by another, lane by lane.
     pub(crate) fn multiply_tile<'t, N>(

@@ -92,7 +92,9 @@ pub(crate) fn run_then<M>(
         }
         mine.map(&done);
     };
-    if threads > 1 && !EXECUTOR.get().is_some_and(|run| run(threads, &work)) {
+    // One copy of it, wherever it is called.
+    let work: &(dyn Fn() + Sync) = &work;
+    if threads > 1 && !EXECUTOR.get().is_some_and(|run| run(threads, work)) {
         #[cfg(feature = "rayon")]
         return rayon::in_place_scope(|scope| {
             (1..threads).for_each(|_| scope.spawn(|_| work()));

@@ -27,12 +27,13 @@ use crate::description::score::{BiasGrads, Derivatives};
 use crate::description::similarity::Similarity;
 use crate::kernel::amx::AmxBackwardScratch;
 use crate::kernel::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Tiling, Visit};
+use crate::kernel::lanes::store_row;
 use crate::kernel::micro::{
     HiddenGrads, Projected, RowBuffer, RowSums, SimilaritiesBackward, Values,
 };
-use crate::machine::simd::{Element, GROUP, Isa, Lanes, Number, Simd, Task, Visitor};
+use crate::machine::simd::{GROUP, Isa, Lanes, Number};
 use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, RowMask, RowTile, Span};
-use crate::tensor::view::{self, OutTile, TileMut, TilesMut, View};
+use crate::tensor::view::{self, OutTile, TileMut, View};
 pub(crate) use group::Group;
 pub(crate) use join::{ByProjection, Join, Parts};
 use std::ops::Range;
@@ -435,48 +436,8 @@ impl<N: Number> TileGrads<'_, N> {
 }
 
 /// Writes sums as rows of a gradient.
-fn write_rows<'m, 'o: 'm, N: Number>(
-    isa: Isa,
-    from: &RowBuffer<N>,
-    factor: N,
-    to: &'m mut OutTile<'o, N>,
-) {
-    N::visit(to.as_mut(), WriteRows { isa, from, factor });
-}
-
-struct WriteRows<'t, N> {
-    isa: Isa,
-    from: &'t RowBuffer<N>,
-    factor: N,
-}
-
-impl<'m, 'o: 'm, N: Number> Visitor<TilesMut<'m, 'o>, N> for WriteRows<'_, N> {
-    type Out = ();
-    fn visit<E: Element<Num = N>>(self, to: &'m mut TileMut<'o, E>) {
-        N::enter(self.isa, WriteTyped { rows: self, to });
-    }
-}
-
-/// The same once the type of the gradient is known.
-struct WriteTyped<'t, 'm, 'o, E: Element> {
-    rows: WriteRows<'t, E::Num>,
-    to: &'m mut TileMut<'o, E>,
-}
-
-impl<E: Element> Task<E::Num> for WriteTyped<'_, '_, '_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self { rows: WriteRows { from, factor, .. }, to } = self;
-        for i in 0..to.rows().count {
-            let (from, to) = (from.row(i), to.row(0, i));
-            let whole = to.len() / S::LANES * S::LANES;
-            for d in (0..whole).step_by(S::LANES) {
-                E::write(s, s.mul(s.load(&from[d..]), s.splat(factor)), &mut to[d..]);
-            }
-            for (to, x) in to[whole..].iter_mut().zip(&from[whole..]) {
-                to.write(E::narrow(*x * factor));
-            }
-        }
+fn write_rows<N: Number>(isa: Isa, from: &RowBuffer<N>, factor: N, to: &mut OutTile<'_, N>) {
+    for i in 0..to.rows().count {
+        store_row(isa, from.row(i), factor, (to.as_mut(), 0, i));
     }
 }

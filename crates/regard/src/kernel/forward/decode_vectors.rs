@@ -160,7 +160,7 @@ impl<N: Number, F: Format<N>> Task<N> for DotRows<'_, '_, N, F> {
                 (16, ROWS) => self.keys::<S, 4, ROWS>(s, row),
                 (8, ROWS) => self.keys::<S, 2, ROWS>(s, row),
                 (_, ROWS) => self.keys::<S, 1, ROWS>(s, row),
-                (16, _) => self.keys::<S, 16, 1>(s, row),
+                (16, _) => self.keys::<S, 8, 1>(s, row),
                 (8, _) => self.keys::<S, 4, 1>(s, row),
                 _ => self.keys::<S, 1, 1>(s, row),
             }

@@ -77,7 +77,8 @@ pub(crate) struct Stage<'c> {
 pub(crate) struct Scratch<N> {
     /// Sums of another part, `[features][lanes]`.
     other: Vec<Lanes<N>>,
-    /// Sums of a row whose parts are merged.
+    /// Sums of a row whose parts are merged, a group of features in each, and as a row.
+    merged: Vec<Lanes<N>>,
     row: Vec<N>,
     pub(crate) groups: Vec<Group<N>>,
     tile: Vec<Lanes<N>>,
@@ -108,6 +109,7 @@ impl<N: Number> Scratch<N> {
         };
         Self {
             other: zeros(dims.v_dim),
+            merged: zeros(dims.v_dim.div_ceil(GROUP)),
             row: vec![N::zero(); dims.v_dim],
             groups: (0..groups).map(|_| group()).collect(),
             tile: zeros(BLOCK_KEYS),

@@ -3,12 +3,13 @@
 //!
 //! Cost: one pass over the sums of a row.
 
-use super::{Finished, Forward, STATE};
+use super::{Finished, Forward, Scratch, merge_sums};
 use crate::description::score::in_log2;
+use crate::kernel::lanes::store_row;
 use crate::kernel::softmax::State;
-use crate::machine::simd::{Element, Isa, Number, Simd, Task, Visitor, leaf};
-use crate::tensor::view::{OutTile, TileMut, TilesMut};
-use std::mem::MaybeUninit;
+use crate::machine::simd::{GROUP, Isa, Lanes, Number};
+use crate::tensor::index::Span;
+use crate::tensor::view::{OutTile, TileMut};
 
 impl<N: Number> Forward<'_, '_, N> {
     /// Leaves a row as a part, or finishes it.
@@ -24,22 +25,30 @@ impl<N: Number> Forward<'_, '_, N> {
     /// Merges the parts of each row in order, and finishes it.
     pub(super) fn merge_rows(&mut self, isa: Isa) {
         let v_dim = self.call.problem.dims().v_dim;
-        let mut sums = std::mem::take(&mut self.scratch.row);
-        for row in 0..self.rows.count {
-            sums.fill(N::zero());
+        let mut row = std::mem::take(&mut self.scratch.row);
+        for i in 0..self.rows.count {
+            let Scratch { merged, other, .. } = &mut *self.scratch;
+            merged.iter_mut().for_each(|sums| sums.0.fill(N::zero()));
             let mut state = State::empty();
             for part in self.stage.from.clone() {
                 let Some(partial) = &self.target.partial else { continue };
-                let (other, of_state) = partial.written(part, row).split_at(v_dim);
-                let [max, sum, sum_x_log, true_max] =
-                    *of_state.as_array::<STATE>().unwrap_or(&[N::zero(); STATE]);
-                let (merged, mine, theirs) = state.merge(State { max, sum, sum_x_log, true_max });
-                state = merged;
-                merge_row(isa, &mut sums, other, [mine, theirs]);
+                let (sums, of_state) = partial.written(part, i).split_at(v_dim);
+                other.iter_mut().zip(sums.chunks(GROUP)).for_each(|(to, sums)| {
+                    to.0[..sums.len()].copy_from_slice(sums);
+                });
+                let [max, sum, sum_x_log, true_max] = [0, 1, 2, 3].map(|i| of_state[i]);
+                let (both, mine, theirs) = state.merge(State { max, sum, sum_x_log, true_max });
+                state = both;
+                let factors = [mine, theirs].map(|factor| Lanes([factor; GROUP]));
+                let count = merged.len();
+                merge_sums(isa, merged, &other[..count], &factors, Span::first(GROUP));
             }
-            self.finish_row(isa, row, state, &sums);
+            row.chunks_mut(GROUP).zip(&*merged).for_each(|(to, sums)| {
+                to.copy_from_slice(&sums.0[..to.len()]);
+            });
+            self.finish_row(isa, i, state, &row);
         }
-        self.scratch.row = sums;
+        self.scratch.row = row;
     }
 
     /// Divides the sums of a row and writes them with their lse.
@@ -55,7 +64,7 @@ impl<N: Number> Forward<'_, '_, N> {
         }
         to.write_state(self.part, row, state);
         let factor = factor * state.share();
-        N::visit(to.out.as_mut(), StoreRow { isa, sums, factor, place: (self.part, row) });
+        store_row(isa, sums, factor, (to.out.as_mut(), self.part, row));
     }
 }
 
@@ -72,60 +81,6 @@ impl<N: Number> Finished<OutTile<'_, N>, TileMut<'_, N>> {
         }
         if let Some(max_score) = &mut self.max_score {
             max_score.row(part, row)[0].write(state.max_score());
-        }
-    }
-}
-
-leaf! {
-    /// `sums = sums * factors[0] + other * factors[1]`
-    fn merge_row<'t, N>(s: S, sums: &'t mut [N], other: &'t [N], factors: [N; 2]) {
-        let [mine, theirs] = factors.map(|factor| s.splat(factor));
-        let whole = sums.len() / S::LANES * S::LANES;
-        for d in (0..whole).step_by(S::LANES) {
-            let other = s.mul(s.load(&other[d..]), theirs);
-            s.store(s.fma(s.load(&sums[d..]), mine, other), &mut sums[d..]);
-        }
-        for (sum, other) in sums[whole..].iter_mut().zip(&other[whole..]) {
-            *sum = sum.mul_add(factors[0], *other * factors[1]);
-        }
-    }
-}
-
-/// Writes the sums of a row, times a factor, into an output of any type.
-struct StoreRow<'t, N> {
-    isa: Isa,
-    sums: &'t [N],
-    factor: N,
-    /// Part and row.
-    place: (usize, usize),
-}
-
-impl<'m, 'o: 'm, N: Number> Visitor<TilesMut<'m, 'o>, N> for StoreRow<'_, N> {
-    type Out = ();
-    fn visit<E: Element<Num = N>>(self, out: &'m mut TileMut<'o, E>) {
-        let Self { isa, sums, factor, place: (part, row) } = self;
-        N::enter(isa, Store::<E> { sums, factor, to: out.row(part, row) });
-    }
-}
-
-/// The same once the type of the output is known.
-struct Store<'t, E: Element> {
-    sums: &'t [E::Num],
-    factor: E::Num,
-    to: &'t mut [MaybeUninit<E>],
-}
-
-impl<E: Element> Task<E::Num> for Store<'_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self { sums, factor, to } = self;
-        let (by, whole) = (s.splat(factor), to.len() / S::LANES * S::LANES);
-        for d in (0..whole).step_by(S::LANES) {
-            E::write(s, s.mul(s.load(&sums[d..]), by), &mut to[d..]);
-        }
-        for (to, sum) in to[whole..].iter_mut().zip(&sums[whole..]) {
-            to.write(E::narrow(*sum * factor));
         }
     }
 }

@@ -276,6 +276,10 @@ impl<'t, N: Number> OutTile<'t, N> {
         map_any!(self, OutTile => OutTile, tile => tile.part(part, rows))
     }
 
+    pub(crate) fn rows(&self) -> RowTile {
+        each!(self, OutTile, tile => tile.rows())
+    }
+
     pub(crate) fn as_mut<'m>(&'m mut self) -> Any<TilesMut<'m, 't>, N> {
         map_any!(self, OutTile => Any, tile => tile)
     }
