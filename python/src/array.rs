@@ -223,8 +223,12 @@ impl Array {
         };
         let strides = [b, h, l].map(|n| usize::try_from(n).unwrap_or(0));
         let strides = Strides { batch: strides[0], heads: strides[1], len: strides[2] };
-        // SAFETY: `reach` has checked address and length, and the caller promises that it has this memory alone.
-        let data = unsafe { std::slice::from_raw_parts_mut(first, len) };
+        // An array without elements may have no address.
+        let data = match len {
+            0 => &mut [],
+            // SAFETY: `reach` has checked address and length, and the caller promises that it has this memory alone.
+            _ => unsafe { std::slice::from_raw_parts_mut(first, len) },
+        };
         ViewMut::strided(data, Shape { batch, heads, len: len_of, dim }, strides).map_err(refused)
     }
 
