@@ -22,7 +22,7 @@ type Handle = *mut c_void;
 /// 0 if it went well.
 type Status = i32;
 
-/// Functions of PyTorch in the order of [`FUNCTIONS`].
+/// Functions of PyTorch, and their names in the same order.
 macro_rules! functions {
     ($struct:ident, $names:ident: $($field:ident = $name:literal: fn($($argument:ty),*) -> $result:ty;)*) => {
         #[derive(Debug)]
@@ -193,10 +193,9 @@ impl<'t> Torch<'t> {
         Ok([list(torch.sizes)?, list(torch.strides)?])
     }
 
-    /// As the engine reads arrays.
-    fn array(&self) -> PyResult<Array> {
-        let (torch, [shape, strides]) = (self.torch, self.axes()?);
-        let mut data = MaybeUninit::uninit();
+    /// As the engine reads arrays, with its sizes and strides.
+    fn array(&self, [shape, strides]: [[i64; 4]; 2]) -> PyResult<Array> {
+        let (torch, mut data) = (self.torch, MaybeUninit::uninit());
         // SAFETY: the handle is alive.
         let data = written(unsafe { (torch.data)(self.handle, data.as_mut_ptr()) }, data)?;
         let found = self.dtype()?;
@@ -258,9 +257,10 @@ pub(crate) fn attend_torch(
         true => [len * heads * dim, dim, heads * dim, 1],
         false => [heads * len * dim, len * dim, dim, 1],
     };
-    let out = Torch::empty(torch, [batch, heads, len, dim], strides, tensors[0].dtype()?)?;
+    let shape = [batch, heads, len, dim];
+    let out = Torch::empty(torch, shape, strides, tensors[0].dtype()?)?;
     let [q, k, v] = &tensors;
-    let arrays = [q.array()?, k.array()?, v.array()?];
-    attend_into(py, options, &arrays, out.array()?)?;
+    let arrays = [q.array(axes[0])?, k.array(axes[1])?, v.array(axes[2])?];
+    attend_into(py, options, &arrays, out.array([shape, strides])?)?;
     out.into_python(py).map(Some)
 }
